@@ -1,0 +1,219 @@
+from narwhal._pb import placement_pb2 as _placement_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HoldStatus(_message.Message):
+    __slots__ = ("kind", "reason", "age_s", "remaining_s", "effective")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    reason: str
+    age_s: float
+    remaining_s: float
+    effective: bool
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., age_s: _Optional[float] = ..., remaining_s: _Optional[float] = ..., effective: _Optional[bool] = ...) -> None: ...
+
+class CheckStatus(_message.Message):
+    __slots__ = ("check", "verdict", "detail", "age_s", "latency_s")
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    check: str
+    verdict: str
+    detail: str
+    age_s: float
+    latency_s: float
+    def __init__(self, check: _Optional[str] = ..., verdict: _Optional[str] = ..., detail: _Optional[str] = ..., age_s: _Optional[float] = ..., latency_s: _Optional[float] = ...) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight")
+    class StreaksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class OutcomesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    STREAKS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    url: str
+    role: _placement_pb2.Phase
+    pinned: bool
+    incarnation: int
+    phases: _containers.RepeatedScalarFieldContainer[_placement_pb2.Phase]
+    weight: float
+    holds: _containers.RepeatedCompositeFieldContainer[HoldStatus]
+    checks: _containers.RepeatedCompositeFieldContainer[CheckStatus]
+    streaks: _containers.ScalarMap[str, int]
+    outcomes: _containers.ScalarMap[str, int]
+    inflight: int
+    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ...) -> None: ...
+
+class MonitorStatus(_message.Message):
+    __slots__ = ("failure_streak", "degraded", "errors", "passes")
+    FAILURE_STREAK_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    failure_streak: int
+    degraded: bool
+    errors: _containers.RepeatedCompositeFieldContainer[StageError]
+    passes: int
+    def __init__(self, failure_streak: _Optional[int] = ..., degraded: _Optional[bool] = ..., errors: _Optional[_Iterable[_Union[StageError, _Mapping]]] = ..., passes: _Optional[int] = ...) -> None: ...
+
+class StageError(_message.Message):
+    __slots__ = ("stage", "error_class", "count", "message", "age_s")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CLASS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    error_class: str
+    count: int
+    message: str
+    age_s: float
+    def __init__(self, stage: _Optional[str] = ..., error_class: _Optional[str] = ..., count: _Optional[int] = ..., message: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class RequestTotals(_message.Message):
+    __slots__ = ("served", "failed", "rejected", "cancelled", "retried")
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    served: int
+    failed: int
+    rejected: int
+    cancelled: int
+    retried: int
+    def __init__(self, served: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ..., cancelled: _Optional[int] = ..., retried: _Optional[int] = ...) -> None: ...
+
+class FleetStatus(_message.Message):
+    __slots__ = ("fleet", "model", "ready", "reason", "control_ready", "epoch", "holder", "version", "engines", "monitor", "totals", "proxies")
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_READY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    MONITOR_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
+    fleet: str
+    model: str
+    ready: bool
+    reason: str
+    control_ready: bool
+    epoch: int
+    holder: str
+    version: int
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
+    monitor: MonitorStatus
+    totals: RequestTotals
+    proxies: int
+    def __init__(self, fleet: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., control_ready: _Optional[bool] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., monitor: _Optional[_Union[MonitorStatus, _Mapping]] = ..., totals: _Optional[_Union[RequestTotals, _Mapping]] = ..., proxies: _Optional[int] = ...) -> None: ...
+
+class ListProxiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProxyStatus(_message.Message):
+    __slots__ = ("proxy", "address", "pid", "connected", "acked_epoch", "acked_version", "lag", "refused_version", "refused_reason", "silent_s", "resident")
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ACKED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REASON_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    proxy: _placement_pb2.ProxyIdentity
+    address: str
+    pid: int
+    connected: bool
+    acked_epoch: int
+    acked_version: int
+    lag: int
+    refused_version: int
+    refused_reason: str
+    silent_s: float
+    resident: _containers.RepeatedCompositeFieldContainer[_placement_pb2.Residency]
+    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., connected: _Optional[bool] = ..., acked_epoch: _Optional[int] = ..., acked_version: _Optional[int] = ..., lag: _Optional[int] = ..., refused_version: _Optional[int] = ..., refused_reason: _Optional[str] = ..., silent_s: _Optional[float] = ..., resident: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ...) -> None: ...
+
+class ListProxiesResponse(_message.Message):
+    __slots__ = ("proxies",)
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
+    proxies: _containers.RepeatedCompositeFieldContainer[ProxyStatus]
+    def __init__(self, proxies: _Optional[_Iterable[_Union[ProxyStatus, _Mapping]]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("after", "follow")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    follow: bool
+    def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "at", "kind", "message", "engine_id", "proxy", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    at: float
+    kind: str
+    message: str
+    engine_id: str
+    proxy: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., engine_id: _Optional[str] = ..., proxy: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...

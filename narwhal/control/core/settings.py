@@ -1,0 +1,53 @@
+"""The numbers that decisions depend on, as plain values. Pure.
+
+Built from the validated fleet file by the composition root, so that the core neither parses nor validates.
+Seconds end in `_s`; counts are plain.
+"""
+
+from dataclasses import dataclass
+
+from narwhal.vocabulary import Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """One engine as the fleet file lists it."""
+
+    id: str
+    url: str
+    role: Phase
+    pinned: bool = False
+    attestation_url: str = ""
+    max_inflight: int = 0
+    max_inflight_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreSettings:
+    """What the core knows of the fleet file. Defaults are those of the fleet file."""
+
+    name: str
+    model: str
+    engines: tuple[EngineSpec, ...]
+    monitor_interval_s: float = 1.0
+    monitor_failure_limit: int = 5
+    eject_after: int = 3
+    readmit_every: int = 10
+    liveness_every: int = 10
+    liveness_misses: int = 2
+    failure_quarantine_s: float = 0.0
+    stall_s: float = 3.0
+    silent_leg_s: float = 30.0
+    probe_tokens: int = 16
+    relapse_window_s: float = 60.0
+    ramp_s: float = 30.0
+    health_timeout_s: float = 5.0
+    first_token_timeout_s: float = 5.0
+    kv_first_pull_timeout_s: float = 20.0
+    placement_max_age_s: float = 600.0
+    attested: bool = False  # the fleet has an engine_contract
+
+    @property
+    def readmit_interval_s(self) -> float:
+        """Seconds between tries of an engine's gate."""
+        return self.readmit_every * self.monitor_interval_s

@@ -1,0 +1,108 @@
+"""What the fleet looks like from outside at one instant. Pure values.
+
+`/ready`, placement, metrics, `narwhalctl` and the console all show these and nothing else, so that no two surfaces can
+disagree. Ages and remaining times are seconds at the instant of the view.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from narwhal.control.core.events import ProcessIdentity
+from narwhal.reports import ProxyKey, RequestCounts
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoldView:
+    """One hold of an engine."""
+
+    kind: Hold
+    reason: str
+    age_s: float
+    remaining_s: float | None = None
+    effective: bool = True  # False when last-engine protection makes it yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckView:
+    """The newest result of one check."""
+
+    check: Check
+    verdict: Verdict
+    detail: str
+    age_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineView:
+    """One engine."""
+
+    id: str
+    url: str
+    role: Phase
+    pinned: bool
+    incarnation: int
+    phases: frozenset[Phase]
+    weight: float
+    holds: tuple[HoldView, ...] = ()
+    checks: tuple[CheckView, ...] = ()
+    streaks: Mapping[FailureClass, int] = field(default_factory=dict)
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    identity: ProcessIdentity | None = None
+    inflight: int = 0  # legs over all proxies by their last word
+
+    @property
+    def eligible(self) -> bool:
+        """Whether any work may be placed here."""
+        return bool(self.phases)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProxyView:
+    """One proxy worker, connected or lost."""
+
+    key: ProxyKey
+    address: str
+    pid: int
+    connected: bool
+    acked: tuple[int, int]  # (epoch, version), (0, 0) for none
+    refused: tuple[int, int] | None
+    refused_reason: str
+    silent_s: float
+    resident: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageErrorView:
+    """Errors of one stage and exception class since this process started."""
+
+    stage: Stage
+    error_class: str
+    count: int
+    message: str  # of the newest
+    age_s: float  # of the newest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorView:
+    """The monitor (spec M)."""
+
+    streak: int = 0
+    degraded: str = ""  # the whole reason, `monitoring degraded: <stage> <class>`; empty when not degraded
+    passes: int = 0
+    errors: tuple[StageErrorView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetView:
+    """Everything."""
+
+    name: str
+    model: str
+    not_ready: str  # the first reason of spec M9 that the core can see; empty when ready
+    closed: str  # why admission is closed for proxies (degraded, maintenance); empty when open
+    engines: tuple[EngineView, ...]
+    proxies: tuple[ProxyView, ...]
+    monitor: MonitorView
+    totals: RequestCounts

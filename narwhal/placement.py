@@ -1,0 +1,110 @@
+"""The placement value: which engines may take which legs, and the choice of one of them. Pure.
+
+Decides: whether one placement supersedes another, and which engine a leg goes to. It cannot see: connections, clocks,
+random numbers (draws are arguments) or why an engine is held.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from narwhal.vocabulary import Hold, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineEntry:
+    """One engine as placement shows it (spec P1)."""
+
+    id: str
+    url: str
+    role: Phase
+    phases: frozenset[Phase]  # what it may serve now, eligibility, fallback and last-engine protection applied
+    incarnation: int
+    weight: float = 1.0  # share of work relative to its peers, above 0 up to 1 (spec R10)
+    pinned: bool = False
+    holds: tuple[Hold, ...] = ()
+    quarantine_due: float | None = None  # local monotonic instant at which the quarantine ends by itself (spec H4)
+    phases_after_quarantine: frozenset[Phase] = frozenset()  # what it may serve from that instant on
+    max_inflight: int = 0  # soft cap on legs, 0 = no limit (spec P9)
+    max_inflight_tokens: int = 0  # soft cap on prompt tokens in flight, 0 = no limit
+
+    def __post_init__(self) -> None:
+        if not self.id or not self.url:
+            raise ValueError("an engine needs an id and a url")
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"weight of {self.id} must be above 0 and at most 1, got {self.weight}")
+
+    def serves(self, phase: Phase, now: float) -> bool:
+        """Whether a leg of `phase` may start here at `now` (monotonic seconds of this process)."""
+        if phase in self.phases:
+            return True
+        return self.quarantine_due is not None and now >= self.quarantine_due and phase in self.phases_after_quarantine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """One published placement. Order is (epoch, version), nothing else."""
+
+    epoch: int
+    version: int
+    closed: str = ""  # why admission is closed; empty when it is open
+    engines: Mapping[str, EngineEntry] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What placements are compared by."""
+        return (self.epoch, self.version)
+
+    def supersedes(self, other: "Placement | None") -> bool:
+        """Whether a holder of `other` should apply this one."""
+        return other is None or self.order > other.order
+
+    def same_content(self, other: "Placement") -> bool:
+        """Whether both say the same about engines and admission, whatever their versions."""
+        return self.closed == other.closed and dict(self.engines) == dict(other.engines)
+
+    @cached_property
+    def _in_quarantine(self) -> tuple[EngineEntry, ...]:
+        return tuple(e for e in self.engines.values() if e.quarantine_due is not None)
+
+    @cached_property
+    def _now(self) -> dict[Phase, tuple[EngineEntry, ...]]:
+        return {phase: tuple(e for e in self.engines.values() if phase in e.phases) for phase in Phase}
+
+    def candidates(self, phase: Phase, *, now: float) -> tuple[EngineEntry, ...]:
+        """Engines that may take a leg of `phase` at `now`, in placement order."""
+        ready = self._now[phase]
+        if not self._in_quarantine:
+            return ready
+        released = tuple(e for e in self._in_quarantine if phase not in e.phases and e.serves(phase, now))
+        return ready + released
+
+    def choose(
+        self,
+        phase: Phase,
+        *,
+        now: float,
+        load: Mapping[str, int],
+        draws: tuple[float, float],
+        avoid: Collection[str] = (),
+    ) -> "EngineEntry | None":
+        """The engine for one leg: least work in flight for its weight, of two drawn at random (spec P3).
+
+        `load`: legs in flight per engine id. `draws`: two numbers in [0, 1). `avoid`: ids passed over while another
+        engine can serve (spec V4, V5, V12). None when no engine may serve the phase or each is at its cap; tell the
+        two apart with `candidates`.
+        """
+        able = self.candidates(phase, now=now)
+        if avoid:
+            able = tuple(e for e in able if e.id not in avoid) or able
+        free = tuple(e for e in able if not e.max_inflight or load.get(e.id, 0) < e.max_inflight)
+        if not free:
+            return None
+        if len(free) == 1:
+            return free[0]
+        first = int(draws[0] * len(free))
+        second = int(draws[1] * (len(free) - 1))
+        if second >= first:
+            second += 1
+        a, b = free[first], free[second]
+        return a if (load.get(a.id, 0) + 1) * b.weight <= (load.get(b.id, 0) + 1) * a.weight else b
