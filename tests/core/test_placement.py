@@ -1,0 +1,116 @@
+"""The placement value: order, candidates, choice."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from narwhal.placement import EngineEntry, Placement
+from narwhal.vocabulary import Hold, Phase
+
+BOTH = frozenset(Phase)
+PREFILL = frozenset({Phase.PREFILL})
+DECODE = frozenset({Phase.DECODE})
+NONE: frozenset[Phase] = frozenset()
+
+
+def engine(name: str, phases: frozenset[Phase] = DECODE, **more: object) -> EngineEntry:
+    fields = {"id": name, "url": f"http://{name}", "role": Phase.DECODE, "phases": phases, "incarnation": 1, **more}
+    return EngineEntry(**fields)  # type: ignore[arg-type]
+
+
+def placed(*engines: EngineEntry, epoch: int = 1, version: int = 1) -> Placement:
+    return Placement(epoch=epoch, version=version, engines={e.id: e for e in engines})
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize(
+    ("new", "old", "wins"),
+    [
+        ((1, 2), (1, 1), True),
+        ((1, 1), (1, 1), False),
+        ((1, 1), (1, 2), False),
+        ((2, 1), (1, 9), True),
+        ((1, 9), (2, 1), False),
+    ],
+)
+def test_order_is_epoch_then_version(new: tuple[int, int], old: tuple[int, int], wins: bool) -> None:
+    assert placed(epoch=new[0], version=new[1]).supersedes(placed(epoch=old[0], version=old[1])) is wins
+
+
+def test_anything_supersedes_nothing() -> None:
+    assert placed().supersedes(None)
+
+
+def test_same_content_looks_past_versions() -> None:
+    assert placed(engine("a"), version=1).same_content(placed(engine("a"), version=7))
+    assert not placed(engine("a")).same_content(placed(engine("a", holds=(Hold.DRAIN,))))
+    assert not placed(engine("a")).same_content(placed())
+
+
+@pytest.mark.parametrize("bad", [{"id": ""}, {"url": ""}, {"weight": 0.0}, {"weight": 1.5}, {"weight": float("nan")}])
+def test_an_entry_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"id and a url|weight"):
+        engine("a", **bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("P3")
+def test_less_work_for_its_weight_wins() -> None:
+    p = placed(engine("a"), engine("b"))
+    for draws in ((0.0, 0.0), (0.9, 0.9), (0.0, 0.9)):
+        chosen = p.choose(Phase.DECODE, now=0, load={"a": 3, "b": 1}, draws=draws)
+        assert chosen is not None
+        assert chosen.id == "b"
+    # Half the weight carries half the work: 2 legs on weight 0.5 are as 4 on weight 1.
+    p = placed(engine("a", weight=0.5), engine("b"))
+    chosen = p.choose(Phase.DECODE, now=0, load={"a": 2, "b": 3}, draws=(0.0, 0.0))
+    assert chosen is not None
+    assert chosen.id == "b"
+
+
+@pytest.mark.rule("P3")
+def test_two_choices_spread_over_all_and_avoid_the_fullest() -> None:
+    draw = random.Random(7)
+    p = placed(*(engine(f"e{i}") for i in range(6)))
+    load: Counter[str] = Counter()
+    for _ in range(600):
+        chosen = p.choose(Phase.DECODE, now=0, load=load, draws=(draw.random(), draw.random()))
+        assert chosen is not None
+        load[chosen.id] += 1
+    assert set(load) == {f"e{i}" for i in range(6)}
+    assert max(load.values()) - min(load.values()) <= 8
+
+
+def test_avoided_engines_serve_when_nobody_else_can() -> None:
+    p = placed(engine("a"), engine("b"))
+    one = p.choose(Phase.DECODE, now=0, load={"b": 9}, draws=(0.0, 0.0), avoid={"a"})
+    assert one is not None
+    assert one.id == "b"
+    both = p.choose(Phase.DECODE, now=0, load={"b": 9}, draws=(0.0, 0.0), avoid={"a", "b"})
+    assert both is not None
+    assert both.id == "a"
+
+
+@pytest.mark.rule("P9")
+def test_a_full_engine_takes_nothing() -> None:
+    p = placed(engine("a", max_inflight=2), engine("b", max_inflight=1))
+    chosen = p.choose(Phase.DECODE, now=0, load={"a": 1, "b": 1}, draws=(0.9, 0.9))
+    assert chosen is not None
+    assert chosen.id == "a"
+    assert p.choose(Phase.DECODE, now=0, load={"a": 2, "b": 1}, draws=(0.0, 0.0)) is None
+    assert p.candidates(Phase.DECODE, now=0)  # saturated, not without engines
+
+
+def test_nobody_serves_a_phase_that_no_engine_may() -> None:
+    p = placed(engine("a", phases=NONE, holds=(Hold.EJECTED,)))
+    assert p.candidates(Phase.DECODE, now=0) == ()
+    assert p.choose(Phase.DECODE, now=0, load={}, draws=(0.0, 0.0)) is None
+
+
+@pytest.mark.rule("H4")
+def test_a_quarantine_ends_by_itself_where_candidates_are_selected() -> None:
+    held = engine("a", phases=NONE, holds=(Hold.QUARANTINE,), quarantine_due=10.0, phases_after_quarantine=DECODE)
+    p = placed(held, engine("b", phases=PREFILL))
+    assert p.candidates(Phase.DECODE, now=9.99) == ()
+    assert p.candidates(Phase.DECODE, now=10.0) == (held,)
+    assert p.candidates(Phase.PREFILL, now=10.0) == (p.engines["b"],)
