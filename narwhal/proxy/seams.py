@@ -1,0 +1,73 @@
+"""Where the data path touches the rest of a proxy: what it reads of the fleet, what it tells, and its own residency.
+
+Protocols and one small record; no behaviour. `view.py` is the real `Feed`, `reporter.py` the real `Reporter`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from narwhal.config import ProxySettings
+from narwhal.placement import Placement
+from narwhal.reports import Run
+from narwhal.vocabulary import Outcome, Phase, RequestResult
+
+
+class Feed(Protocol):
+    """The fleet as this proxy knows it now. Read anew at every decision, never kept."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """The newest placement, or None before the first."""
+
+    @property
+    def settings(self) -> ProxySettings:
+        """What the proxy works by; another value after a reload."""
+
+    @property
+    def load(self) -> Mapping[str, int]:
+        """Legs in flight per engine on all *other* proxies, as last heard."""
+
+    def not_ready(self) -> str:
+        """Why nothing may be admitted now, in the words of `NotReady`; empty when admission is open and fresh."""
+
+
+class Reporter(Protocol):
+    """Takes what was seen, in the order it happened. Never blocks, never raises."""
+
+    def success(self, engine: str, phase: Phase, incarnation: int, outcome: Outcome) -> None:
+        """A leg ended well, or the engine judged the request (4xx)."""
+
+    def failure(self, run: Run) -> None:
+        """A leg failed; `run.failure` has the details."""
+
+    def neutral(self, engine: str, phase: Phase, incarnation: int, outcome: Outcome) -> None:
+        """A leg ended for a reason that is no evidence: `cancelled`, `local`, `deadline`."""
+
+    def request(self, result: RequestResult, retries: int) -> None:
+        """A client request ended, after so many retries."""
+
+
+def _ignore(_engine: str) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(slots=True)
+class Inflight:
+    """This process's own legs in flight per engine: exact residency. Engines without a leg are absent."""
+
+    legs: dict[str, int] = field(default_factory=dict)
+    on_idle: Callable[[str], None] = _ignore  # called with an engine's id when its last leg has ended
+
+    def begin(self, engine: str) -> None:
+        """A leg starts on `engine`."""
+        self.legs[engine] = self.legs.get(engine, 0) + 1
+
+    def end(self, engine: str) -> None:
+        """A leg that had begun on `engine` has ended."""
+        left = self.legs[engine] - 1
+        if left:
+            self.legs[engine] = left
+        else:
+            del self.legs[engine]
+            self.on_idle(engine)
