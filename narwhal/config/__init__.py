@@ -4,6 +4,7 @@
 """
 
 from narwhal.config.fleet import FleetConfig, ProxySettings
+from narwhal.config.loader import load_fleet, parse_fleet
 from narwhal.config.problems import FleetFileError
 from narwhal.config.sections import (
     AuthConfig,
@@ -40,4 +41,6 @@ __all__ = [
     "StoreConfig",
     "ThresholdsConfig",
     "TlsConfig",
+    "load_fleet",
+    "parse_fleet",
 ]

@@ -1,8 +1,8 @@
 """The kinds of value a fleet file may hold: numbers with their bounds, addresses, names, secrets.
 
-Types only: a field's meaning and default stand in `sections.py`, its relations to others in `relations.py`. What a type
-refuses, it refuses in one sentence that reads well after `path: `. Secrets and whatever came from the environment
-never appear in a sentence.
+Types only: a field's meaning and default stand in `sections.py`, its relations to others in `relations.py`. What a
+type refuses, it refuses in one sentence that reads well after `path: `. Secrets and whatever came from the
+environment never appear in a sentence.
 """
 
 import re

@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from narwhal.config.fields import Name, Section, Text, refuse
-from narwhal.config.problems import FleetFileError
+from narwhal.config.problems import FleetFileError, sentences
+from narwhal.config.relations import conflicts
 from narwhal.config.sections import (
     AuthConfig,
     ControllerConfig,
@@ -36,7 +38,16 @@ def _some(value: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
     return value
 
 
+def _contract(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise refuse("must hold text, finite numbers, true, false, null, lists and mappings only") from None
+    return value
+
+
 Version = Annotated[int, AfterValidator(_version)]
+Contract = Annotated[Mapping[str, Any], AfterValidator(_contract)]
 Engines = Annotated[tuple[EngineConfig, ...], AfterValidator(_some)]
 
 
@@ -68,7 +79,7 @@ class ProxySettings(Section):
         try:
             return cls.model_validate(_known(cls, value))
         except ValidationError as error:
-            raise FleetFileError([f"settings: {item['msg']}" for item in error.errors()]) from None
+            raise FleetFileError(sentences(cls, error)) from None
 
 
 def _known(model: type[BaseModel], value: Any) -> Any:
@@ -100,7 +111,7 @@ class FleetConfig(Section):
         strict=False,
         description="The inference servers of the fleet.",
     )
-    engine_contract: Mapping[str, JsonValue] | None = Field(
+    engine_contract: Contract | None = Field(
         default=None,
         description="Fields that every engine's attestation document must match.",
     )
@@ -146,6 +157,14 @@ class FleetConfig(Section):
         description="Who may call the gRPC services.",
     )
 
+    @model_validator(mode="after")
+    def _relations_hold(self) -> Self:
+        found = conflicts(self)
+        if found:
+            sentences = "; ".join(f"{conflict.path}: {conflict.sentence}" for conflict in found)
+            raise PydanticCustomError("fleet_relations", "{sentences}", {"sentences": sentences, "conflicts": found})
+        return self
+
     @property
     def control_connections(self) -> int:
         """Connections of the control pool that apply: the setting, or twice the number of engines, at least 4."""
@@ -154,6 +173,13 @@ class FleetConfig(Section):
     def engine_set(self) -> frozenset[str]:
         """Ids of the engines: what a saved state handoff must agree with."""
         return frozenset(engine.id for engine in self.engines)
+
+    def masked(self) -> dict[str, Any]:
+        """The whole configuration as plain values, defaults filled in and secrets masked: for people to read."""
+        values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if self.engine_contract is not None:
+            values["engine_contract"] = dict(self.engine_contract)  # a contract may demand null
+        return values
 
     def proxy_settings(self) -> ProxySettings:
         """The part that a proxy needs."""
