@@ -139,6 +139,18 @@ class EventKind(StrEnum):
     MONITOR_RECOVERED = "monitor_recovered"
     READY = "ready"
     NOT_READY = "not_ready"
+    # Told by the shell: what the process itself is and does.
+    CONTROL_ACTIVE = "control_active"
+    CONTROL_STANDBY = "control_standby"
+    CONTROL_FENCED = "control_fenced"
+    CONTROL_STOPPING = "control_stopping"
+    HANDOFF_RESUMED = "handoff_resumed"
+    HANDOFF_NOT_RESUMED = "handoff_not_resumed"
+    STORE_FAILED = "store_failed"
+    STORE_RECOVERED = "store_recovered"
+    RELOADED = "reloaded"
+    RELOAD_REFUSED = "reload_refused"
+    INPUT_FAILED = "input_failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
