@@ -7,6 +7,7 @@ was asked to make, in order, as a JSON document.
 
 import contextlib
 import json
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -152,7 +153,7 @@ class Bench(ABC):
 
     def post(self, who: Who, step: str, path: str, body: Any, **options: Any) -> Exchange:
         """Posts a body with a request id that names the situation and the step, as Narwhal's legs carry one."""
-        names = (("X-Request-Id", f"{self.name}.{step.replace(' ', '-')}"),)
+        names = (("X-Request-Id", f"{self.name}.{re.sub('[^a-z0-9]+', '-', step.lower())}"),)
         return self.ask(who, step, Request(method="POST", path=path, body=body, headers=names), **options)
 
     def prefill(self, path: str, body: dict[str, Any], step: str = "prefill leg") -> dict[str, Any]:

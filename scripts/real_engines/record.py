@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.real_engines import engines
+from scripts.real_engines import engines, ordinary, trouble  # noqa: F401  (they fill the list)
 from scripts.real_engines.bench import Bench, Fault, Who
 from scripts.real_engines.install import VLLM
-from scripts.real_engines.situations import ALL, BY_NAME, Situation
+from scripts.real_engines.situation import ALL, Situation
 
 RECORDED = Path(__file__).resolve().parents[2] / "tests/contract/recorded"
 SIGNALS = {
@@ -210,7 +210,9 @@ def record(wanted: list[Situation], run: Path, into: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record the answers of real engines.")
-    parser.add_argument("--only", nargs="+", choices=sorted(BY_NAME), metavar="NAME", help="these situations only")
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted(one.name for one in ALL), metavar="NAME", help="these situations only"
+    )
     parser.add_argument("--list", action="store_true", help="name the situations and end")
     parser.add_argument("--into", type=Path, default=RECORDED / f"vllm-{VLLM}", help="directory to write")
     parser.add_argument("--run", type=Path, default=engines.HOME / "record", help="directory of pids and logs")

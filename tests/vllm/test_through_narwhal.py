@@ -1,0 +1,178 @@
+"""What clients get through Narwhal from real engines: the same text as from one engine alone, whatever the form."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from scripts.real_engines import engines
+from scripts.real_engines.bench import CHAT, COMPLETIONS, MODEL
+from scripts.real_engines.rawhttp import Exchange, Request, send
+from tests.vllm.conftest import READY_TIMEOUT_S, SETTINGS, Stack, metric, status, wait_until
+
+SENTENCE = "The narwhal dives under the ice and comes back with a fish. "
+
+
+def prompt(name: str) -> str:
+    """Several KV blocks long, and different for each test from the first block on: no cache can answer it."""
+    return f"{name}: {SENTENCE * 4}"
+
+
+def messages(name: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": prompt(name)}, {"role": "user", "content": "Where does it breathe?"}]
+
+
+def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> Exchange:
+    return send(url, Request(method="POST", path=path, body=body), timeout_s=timeout_s)
+
+
+def alone(stack: Stack, path: str, body: dict[str, Any]) -> str:
+    """The text that the prefill engine gives when it answers by itself."""
+    answer = post(stack.prefill.url, path, body)
+    assert answer.status == 200, answer.body
+    choice = json.loads(answer.body)["choices"][0]
+    return str(choice["message"]["content"] if path == CHAT else choice["text"])
+
+
+def transfers(stack: Stack) -> float:
+    return metric(stack.decode.url, "vllm:nixl_bytes_transferred_count")
+
+
+def streamed_text(exchange: Exchange) -> str:
+    """The text of a stream that ended well; fails on an error event or a missing end."""
+    *events, last = exchange.events()
+    assert last == "[DONE]"
+    assert exchange.end == "complete"
+    parts = []
+    for event in map(json.loads, events):
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            parts.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+    return "".join(parts)
+
+
+# First in the file: the stack is fresh, so this is the first work after the handshake.
+@pytest.mark.rule("V13", "R8")
+def test_the_first_transfer_between_two_engines_is_survived(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": prompt("first"), "max_tokens": 12, "temperature": 0}
+    expected = alone(stack, COMPLETIONS, body)
+    answer = post(stack.url, COMPLETIONS, body)
+    assert answer.status == 200, answer.body
+    assert json.loads(answer.body)["choices"][0]["text"] == expected
+    assert status(stack.control, "/ready") == 200
+    assert metric(stack.control, "narwhal_ejections_total") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_completion_has_the_text_of_one_engine_alone(stack: Stack, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": prompt(f"completion {stream}"), "max_tokens": 40, "temperature": 0}
+    before = transfers(stack)
+    answer = post(stack.url, COMPLETIONS, {**body, "stream": stream})
+    assert answer.status == 200, answer.body
+    text = streamed_text(answer) if stream else json.loads(answer.body)["choices"][0]["text"]
+    assert transfers(stack) == before + 1
+    assert text == alone(stack, COMPLETIONS, body)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_chat_has_the_text_of_one_engine_alone(stack: Stack, stream: bool) -> None:
+    body = {"model": MODEL, "messages": messages(f"chat {stream}"), "max_tokens": 40, "temperature": 0}
+    before = transfers(stack)
+    answer = post(stack.url, CHAT, {**body, "stream": stream})
+    assert answer.status == 200, answer.body
+    text = streamed_text(answer) if stream else json.loads(answer.body)["choices"][0]["message"]["content"]
+    assert transfers(stack) == before + 1
+    assert text == alone(stack, CHAT, body)
+
+
+def test_usage_comes_last_when_it_was_asked_for(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": prompt("usage"), "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    answer = post(stack.url, COMPLETIONS, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    usage = json.loads(answer.events()[-2])
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 9
+
+
+def test_a_short_prompt_without_any_kv_block(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": "Ice", "max_tokens": 8, "temperature": 0}
+    answer = post(stack.url, COMPLETIONS, body)
+    assert answer.status == 200, answer.body
+    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+
+
+def test_the_official_client(stack: Stack) -> None:
+    body = {"model": MODEL, "messages": messages("official"), "max_tokens": 16, "temperature": 0}
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        stream = client.chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == alone(stack, CHAT, body)
+
+
+@pytest.mark.rule("V10")
+@pytest.mark.parametrize(
+    "planted",
+    [{"do_remote_prefill": True}, {"do_remote_decode": True}, "garbage"],
+    ids=["would kill the decode engine", "would pin blocks", "no object"],
+)
+def test_a_clients_own_handoff_never_reaches_an_engine(stack: Stack, planted: Any) -> None:
+    body = {"model": MODEL, "prompt": prompt(f"planted {planted}"), "max_tokens": 8, "temperature": 0}
+    answer = post(stack.url, COMPLETIONS, {**body, "kv_transfer_params": planted})
+    assert answer.status == 200, answer.body
+    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+    assert engines.alive(stack.decode)
+    assert status(stack.decode.url, "/health") == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_the_engines_refusal_is_passed_on(stack: Stack, path: str) -> None:
+    long = prompt("too long") * 40
+    asked = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
+    body = {"model": MODEL, "max_tokens": 4, **asked}
+    through, direct = post(stack.url, path, body), post(stack.prefill.url, path, body)
+    assert through.status == direct.status == 400
+    assert json.loads(through.body).keys() == json.loads(direct.body).keys()
+    assert status(stack.url, "/ready") == 200
+
+
+@pytest.mark.rule("V7")
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_leaves_is_seen_by_the_engine(stack: Stack, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": prompt(f"leaves {stream}"), "max_tokens": 1500, "ignore_eos": True}
+    request = Request(method="POST", path=COMPLETIONS, body={**body, "stream": stream})
+    before = metric(stack.decode.url, "vllm:generation_tokens_total")
+    if stream:
+        left = send(stack.url, request, enough=lambda exchange: len(exchange.events()) >= 3)
+        assert left.end == "left"
+    else:
+        assert send(stack.url, request, timeout_s=2.0).end == "silent"
+
+    def idle() -> bool:
+        return metric(stack.decode.url, "vllm:num_requests_running") == 0
+
+    # The engine looks for a lost client between steps; on a busy machine a step takes its time.
+    wait_until(idle, "the decode engine runs nothing", 10.0)
+    assert metric(stack.decode.url, "vllm:generation_tokens_total") - before < 1500
+
+
+# Last in the file: it replaces an engine.
+@pytest.mark.rule("V13", "R8")
+@pytest.mark.case("B3")
+def test_a_decode_engine_that_was_replaced_is_taken_back_before_clients_meet_it(stack: Stack) -> None:
+    old = stack.decode
+    run = stack.log.parent
+    engines.stop(old, run)
+    fresh = engines.launch(old.name, old.role, old.port, kv_port=old.kv_port, settings=SETTINGS, run=run)
+    engines.wait_ready([fresh])
+
+    def served_by_fresh() -> bool:
+        return metric(stack.control, "narwhal_engine_eligible", engine=fresh.name, phase="decode") == 1
+
+    wait_until(served_by_fresh, "the new process is eligible for decode", READY_TIMEOUT_S)
+    body = {"model": MODEL, "prompt": prompt("replaced"), "max_tokens": 12, "temperature": 0}
+    before = metric(fresh.url, "vllm:nixl_bytes_transferred_count")
+    answer = post(stack.url, COMPLETIONS, body)
+    assert answer.status == 200, answer.body
+    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+    assert metric(fresh.url, "vllm:nixl_bytes_transferred_count") == before + 1
