@@ -6,6 +6,7 @@
 from narwhal.config.fleet import FleetConfig, ProxySettings
 from narwhal.config.loader import load_fleet, parse_fleet
 from narwhal.config.problems import FleetFileError
+from narwhal.config.schema import fleet_schema
 from narwhal.config.sections import (
     AuthConfig,
     ControllerConfig,
@@ -41,6 +42,7 @@ __all__ = [
     "StoreConfig",
     "ThresholdsConfig",
     "TlsConfig",
+    "fleet_schema",
     "load_fleet",
     "parse_fleet",
 ]

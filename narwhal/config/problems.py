@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -102,12 +102,13 @@ def _keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     steps = [part for part in location if isinstance(part, str)]
     if not steps:
         return list(fields)
-    return _keys(_section(fields[steps[0]].annotation), steps[1:])
+    inner = section_of(fields[steps[0]].annotation)
+    return _keys(inner, steps[1:]) if inner else []
 
 
-def _section(annotation: Any) -> type[BaseModel]:
-    """The model in an annotation such as `Section` or `tuple[Section, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found: type[BaseModel] = annotation.__args__[0]
-    return found
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as `Section` or `tuple[Section, ...]`, None where there is none."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
