@@ -59,6 +59,7 @@ class ProxyConnected:
     address: str
     pid: int
     highest_epoch: int
+    stream: int = 0  # number of the stream, rising with each hello; tells a late loss of an older stream apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +84,12 @@ class ProxyNacked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProxyLost:
-    """A proxy's stream ended without a goodbye, or was ended for silence."""
+    """A proxy's stream ended without a goodbye, or was ended for silence. Changes nothing when the proxy has said hello
+    on a newer stream since."""
 
     proxy: ProxyKey
     reason: str
+    stream: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +131,11 @@ class EventKind(StrEnum):
     """Everything an operator can be told of, one kind each."""
 
     ENGINE_JOINED = "engine_joined"
+    ENGINE_READMITTED = "engine_readmitted"
+    ENGINE_EJECTED = "engine_ejected"
     ENGINE_CHECK_FAILED = "engine_check_failed"
+    HOLD_PLACED = "hold_placed"
+    HOLD_ENDED = "hold_ended"
     PROXY_CONNECTED = "proxy_connected"
     PROXY_LOST = "proxy_lost"
     PROXY_LEFT = "proxy_left"
@@ -173,6 +180,8 @@ class RunCheck:
     incarnation: int
     number: int
     check: Check
+    model: str = ""  # the configured model
+    timeout_s: float = 0.0  # for each answer of the engine
 
 
 Effect = Record | RunCheck

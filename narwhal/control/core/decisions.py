@@ -1,0 +1,38 @@
+"""Decisions that one machine of the core takes and another must act on: values that stay inside the core. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from narwhal.control.core.events import Effect, ProcessIdentity
+
+
+class Cause(StrEnum):
+    """Why an engine was ejected: the closed set behind `ejections_total{cause}`."""
+
+    CONNECTION = "connection"  # refused, reset, cut before an answer (spec F3)
+    HEALTH_PROBE = "health probe"  # asked after time-outs or overload (spec F3)
+    INFERENCE_PROBE = "inference probe"  # a failed leg (spec F6)
+    LIVENESS = "liveness"  # silent sweeps (spec L2)
+    PROCESS_CHANGED = "process changed"  # another process answers (spec R8)
+    MODEL = "model"  # does not serve the configured model (spec R9)
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ejection:
+    """Take the engine out of placement."""
+
+    engine: str
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """The engine passed its gate: put it into placement."""
+
+    engine: str
+    identity: ProcessIdentity | None
+
+
+Decision = Effect | Ejection | Admission

@@ -1,0 +1,114 @@
+"""Failure evidence: what counts against an engine, what clears it, and what follows (spec F1–F5).
+
+Decides: the class of an outcome, what a success clears, and the verdict of a class. It cannot see: where an outcome
+came from (incarnations, proxies at fault and order are judged before), nor probes. Pure.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from narwhal.vocabulary import FailureClass, Outcome, Phase
+
+# Spec F2: what was seen → its class.
+CLASS_OF = {
+    Outcome.REFUSED: FailureClass.CONNECTION,
+    Outcome.UNREACHABLE: FailureClass.CONNECTION,
+    Outcome.RESET: FailureClass.CONNECTION,
+    Outcome.TLS_FAILED: FailureClass.CONNECTION,
+    Outcome.ANSWER_CUT: FailureClass.CONNECTION,
+    Outcome.CONNECT_TIMEOUT: FailureClass.TIMEOUT,
+    Outcome.PREFILL_TIMEOUT: FailureClass.TIMEOUT,
+    Outcome.READ_TIMEOUT: FailureClass.TIMEOUT,
+    Outcome.FIRST_TOKEN_TIMEOUT: FailureClass.STREAM,
+    Outcome.STREAM_SILENT: FailureClass.STREAM,
+    Outcome.STREAM_CUT: FailureClass.STREAM,
+    Outcome.MARKER_WITHOUT_TOKEN: FailureClass.STREAM,
+    Outcome.ERROR_EVENT: FailureClass.STREAM,
+    Outcome.STREAM_MALFORMED: FailureClass.STREAM,
+    Outcome.STALLED: FailureClass.STREAM,
+    Outcome.HTTP_408: FailureClass.OVERLOAD,
+    Outcome.HTTP_429: FailureClass.OVERLOAD,
+    Outcome.HTTP_5XX: FailureClass.INFERENCE_STATUS,
+    Outcome.HANDOFF_UNUSABLE: FailureClass.KV_HANDOFF,
+}
+
+# Spec F4: what a success clears. 401, 403 and 404 are 4xx like any other here; spec R9 treats them beside it.
+CLEARS = {
+    Outcome.CLIENT_ERROR: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
+    Outcome.WRONG_IDENTITY: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
+    Outcome.HANDOFF: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS, FailureClass.KV_HANDOFF}),
+    Outcome.STREAM_COMPLETE: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS, FailureClass.STREAM}),
+    Outcome.ANSWER_COMPLETE: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
+}
+# Spec F4, second row; liveness misses and the quarantine end with it.
+CLEARED_BY_HEALTH = frozenset({FailureClass.CONNECTION, FailureClass.TIMEOUT, FailureClass.OVERLOAD})
+# Spec F6: what a passed inference probe clears.
+CLEARED_BY_INFERENCE = frozenset({FailureClass.STREAM, FailureClass.INFERENCE_STATUS, FailureClass.KV_HANDOFF})
+
+# Spec F5: neither for nor against an engine.
+NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE})
+
+
+class Verdict(StrEnum):
+    """What follows when a class reaches the threshold (spec F3)."""
+
+    EJECT = "eject"
+    HEALTH_PROBE = "health probe"
+    INFERENCE_PROBE = "inference probe"
+
+
+VERDICT_OF = {
+    FailureClass.CONNECTION: Verdict.EJECT,
+    FailureClass.TIMEOUT: Verdict.HEALTH_PROBE,
+    FailureClass.OVERLOAD: Verdict.HEALTH_PROBE,
+    FailureClass.STREAM: Verdict.INFERENCE_PROBE,
+    FailureClass.INFERENCE_STATUS: Verdict.INFERENCE_PROBE,
+    FailureClass.KV_HANDOFF: Verdict.INFERENCE_PROBE,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """The newest failure of a class, as it was told; for people."""
+
+    outcome: Outcome
+    phase: Phase | None  # None: seen by control's own probe
+    at: float
+    proxy: str = ""  # id/slot; empty when control saw it itself
+    status: int = 0
+    detail: str = ""
+    producer: str = ""
+    request_id: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class Evidence:
+    """What counts against one engine now."""
+
+    streaks: dict[FailureClass, int] = field(default_factory=dict)  # classes at zero are left out
+    stalls: int = 0  # how many of the `stream` streak are missing progress (spec F10)
+    producers: dict[str, int] = field(default_factory=dict)  # of failed decode legs → incarnation, newest last (F7)
+    totals: dict[FailureClass, int] = field(default_factory=dict)  # counted since this process began
+    last: dict[FailureClass, Seen] = field(default_factory=dict)
+
+    def add(self, failure: FailureClass, seen: Seen, count: int = 1) -> None:
+        """`count` failures of one class, and of no other (spec F1)."""
+        self.streaks[failure] = self.streaks.get(failure, 0) + count
+        self.totals[failure] = self.totals.get(failure, 0) + count
+        self.last[failure] = seen
+        if seen.outcome is Outcome.STALLED:
+            self.stalls += count
+
+    def blame(self, producer: str, incarnation: int) -> None:
+        """Remember the producer whose handoff a failed decode leg read (spec F7)."""
+        self.producers.pop(producer, None)
+        self.producers[producer] = incarnation
+
+    def clear(self, classes: frozenset[FailureClass]) -> bool:
+        """End these streaks; returns whether any was running."""
+        ended = [c for c in classes if self.streaks.pop(c, 0)]
+        if FailureClass.STREAM in ended:
+            self.stalls = 0
+        if not CLEARED_BY_INFERENCE & self.streaks.keys():
+            self.producers.clear()
+        return bool(ended)

@@ -1,0 +1,263 @@
+"""The state handoff: the durable document of the control plane, version 1 (spec S1, S2).
+
+Decides: what a saved document means, and whether it may be applied. It cannot see: where documents are kept, or who
+may write them. Instants do not outlive a process, so the document holds ages and remaining times beside the wall time
+of writing; reading it later lets that time pass. Pure.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from narwhal.control.core.codec import CodecError, decode, encode
+from narwhal.control.core.events import ProcessIdentity
+from narwhal.reports import RequestCounts
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase
+
+SCHEMA = "narwhal.handoff"
+SCHEMA_VERSION = 1
+
+
+class HandoffError(ValueError):
+    """The document is not one that this release can apply whole; nothing of it is applied."""
+
+
+def _not_negative(value: Any, *names: str) -> None:
+    for name in names:
+        number = getattr(value, name)
+        if number is not None and number < 0:
+            raise ValueError(f"{name} must not be negative, got {number}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedHold:
+    """One hold. `remaining_s` is None when it does not end by itself."""
+
+    kind: Hold
+    reason: str
+    age_s: float
+    remaining_s: float | None
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "age_s", "remaining_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRelapses:
+    """The memory of relapses (spec F11)."""
+
+    watched_s: Mapping[FailureClass, float] = field(default_factory=dict)
+    level: int = 0
+    forget_in_s: float | None = None
+    held_for_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "level", "forget_in_s", "held_for_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedEngine:
+    """One engine."""
+
+    url: str
+    role: Phase
+    incarnation: int
+    holds: tuple[SavedHold, ...]
+    identity: ProcessIdentity | None
+    admitted_age_s: float | None
+    gate_in_s: float | None  # until its gate is tried next, None when it has none
+    backoff_s: float
+    streaks: Mapping[FailureClass, int]
+    stalls: int
+    producers: Mapping[str, int]  # remembered by spec F7 → incarnation
+    relapses: SavedRelapses
+    misses: int
+    outcomes: Mapping[Outcome, int]
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "incarnation", "admitted_age_s", "gate_in_s", "backoff_s", "stalls", "misses")
+        if any(count < 1 for count in self.streaks.values()):
+            raise ValueError("streaks must be at least 1")
+        kinds = [h.kind for h in self.holds]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("a hold is listed twice")
+        if {Hold.JOINING, Hold.EJECTED} <= set(kinds):
+            raise ValueError("cannot be joining and ejected at once")
+        if not self.incarnation and Hold.JOINING not in kinds:
+            raise ValueError("was never admitted, so it must be joining")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedProxy:
+    """One known proxy process; `counts_for_s` is None while it is connected, or counts for ever."""
+
+    id: str
+    slot: int
+    boot: int
+    connected: bool
+    counts_for_s: float | None
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "slot", "boot", "counts_for_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedCursor:
+    """The last report applied of one proxy process; `drop_in_s` is None while the proxy is connected."""
+
+    id: str
+    slot: int
+    boot: int
+    sequence: int
+    drop_in_s: float | None
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "slot", "boot", "sequence", "drop_in_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedLease:
+    """Who wrote the document, under which lease."""
+
+    epoch: int
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedFleet:
+    """The whole state, as of the instant it was taken."""
+
+    fleet: str
+    engine_set: tuple[str, ...]
+    engines: Mapping[str, SavedEngine]
+    requests: RequestCounts
+    unknown_outcomes: Mapping[Outcome, int]
+    proxies: tuple[SavedProxy, ...]
+    cursors: tuple[SavedCursor, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.engine_set)) < len(self.engine_set) or set(self.engine_set) != set(self.engines):
+            raise ValueError("engine_set does not list exactly the engines")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handoff:
+    """A document: the state, when it was written, and by whom."""
+
+    state: SavedFleet
+    written_at: float  # seconds since the Unix epoch
+    lease: SavedLease
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header:
+    schema: str
+    schema_version: int
+    written_at: float
+    lease: SavedLease
+
+
+def to_document(state: SavedFleet, *, wall: float, epoch: int, holder: str) -> dict[str, Any]:
+    """The JSON document of a state taken at the wall time `wall`, written under the lease of `holder`."""
+    lease = SavedLease(epoch=epoch, holder=holder)
+    header = _Header(schema=SCHEMA, schema_version=SCHEMA_VERSION, written_at=wall, lease=lease)
+    return {**encode(header), **encode(state)}
+
+
+def from_document(document: object) -> Handoff:
+    """The state in `document`, as of its writing. Raises `HandoffError` with the reason when it is not exactly a
+    document of this version: an unknown schema, version or field, a missing field, a wrong type, an impossible value.
+    """
+    if not isinstance(document, dict):
+        raise HandoffError(f"must be an object, got {type(document).__name__}")
+    if document.get("schema") != SCHEMA:
+        raise HandoffError(f"unknown schema {document.get('schema')!r}, this release reads {SCHEMA!r}")
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise HandoffError(f"unknown schema_version {version!r}, this release reads {SCHEMA_VERSION}")
+    names = {f.name for f in fields(_Header)}
+    try:
+        header: _Header = decode(_Header, {k: v for k, v in document.items() if k in names})
+        state: SavedFleet = decode(SavedFleet, {k: v for k, v in document.items() if k not in names})
+    except CodecError as error:
+        raise HandoffError(str(error)) from None
+    return Handoff(state=state, written_at=header.written_at, lease=header.lease)
+
+
+# --- time passes ------------------------------------------------------------------------------------------------------
+
+
+def _less(remaining_s: float | None, elapsed_s: float) -> float | None:
+    return None if remaining_s is None else max(0.0, remaining_s - elapsed_s)
+
+
+def _older(engine: SavedEngine, elapsed_s: float) -> SavedEngine:
+    relapses = engine.relapses
+    return replace(
+        engine,
+        holds=tuple(
+            replace(h, age_s=h.age_s + elapsed_s, remaining_s=_less(h.remaining_s, elapsed_s)) for h in engine.holds
+        ),
+        admitted_age_s=None if engine.admitted_age_s is None else engine.admitted_age_s + elapsed_s,
+        gate_in_s=_less(engine.gate_in_s, elapsed_s),
+        relapses=replace(
+            relapses,
+            watched_s={c: max(0.0, s - elapsed_s) for c, s in relapses.watched_s.items()},
+            forget_in_s=_less(relapses.forget_in_s, elapsed_s),
+            held_for_s=_less(relapses.held_for_s, elapsed_s),
+        ),
+    )
+
+
+def aged(handoff: Handoff, *, wall: float) -> SavedFleet:
+    """The state as it is at the wall time `wall`: remaining times shorter, never below 0, ages longer.
+
+    A wall clock that went back lets no time pass.
+    """
+    elapsed_s = max(0.0, wall - handoff.written_at)
+    state = handoff.state
+    return replace(
+        state,
+        engines={engine: _older(saved, elapsed_s) for engine, saved in state.engines.items()},
+        proxies=tuple(replace(p, counts_for_s=_less(p.counts_for_s, elapsed_s)) for p in state.proxies),
+        cursors=tuple(replace(c, drop_in_s=_less(c.drop_in_s, elapsed_s)) for c in state.cursors),
+    )
+
+
+# --- may it be applied? -----------------------------------------------------------------------------------------------
+
+
+class Resume(StrEnum):
+    """What a start with `--resume` does with a saved handoff (spec S2)."""
+
+    APPLY = "apply"
+    FRESH = "fresh"  # start without it, say so, and keep the document aside
+    REFUSE = "refuse"  # stop the start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A saved handoff beside the configured fleet."""
+
+    resume: Resume
+    message: str
+    forgotten_drains: tuple[str, ...] = ()  # engines whose drain a fresh start forgets
+
+
+def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Comparison:
+    """Whether `saved` is of this fleet and of these engines, whatever their order."""
+    if saved.fleet != fleet:
+        return Comparison(resume=Resume.REFUSE, message=f"the handoff is of fleet {saved.fleet!r}, not of {fleet!r}")
+    added = sorted(set(engines) - set(saved.engine_set))
+    removed = sorted(set(saved.engine_set) - set(engines))
+    if not added and not removed:
+        return Comparison(resume=Resume.APPLY, message="the handoff matches the fleet")
+    drained = tuple(
+        e for e in saved.engine_set if any(h.kind in (Hold.DRAIN, Hold.MAINTENANCE) for h in saved.engines[e].holds)
+    )
+    parts = [f"added: {', '.join(added)}"] if added else []
+    parts += [f"removed: {', '.join(removed)}"] if removed else []
+    parts += [f"drains forgotten: {', '.join(drained)}"] if drained else []
+    message = f"the handoff has another set of engines ({'; '.join(parts)}); starting fresh"
+    return Comparison(resume=Resume.FRESH, message=message, forgotten_drains=drained)
