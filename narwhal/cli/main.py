@@ -9,14 +9,26 @@ import sys
 from importlib import import_module
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 from narwhal.cli.options import Settings, global_options
 
-# name → module:attribute. Not imported before use: a command starts in the time of what it needs itself.
-COMMANDS: dict[str, str] = {
-    "completion": "narwhal.cli.main:completion",
-    "config": "narwhal.cli.commands.config:config",
+# name → module:attribute, and the first line of its help. Not imported before use: a command starts in the time of what
+# it needs itself, and `narwhalctl --help` needs none of them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "completion": ("narwhal.cli.main:completion", "Print the completion script of a shell."),
+    "config": ("narwhal.cli.commands.config:config", "Check, show and describe fleet files."),
+    "engines": (
+        "narwhal.cli.commands.engines:engines",
+        "Show every engine: what it serves and what keeps work off it.",
+    ),
+    "events": ("narwhal.cli.commands.events:events", "Show what happened, oldest first, one line an event."),
+    "placement": ("narwhal.cli.commands.placement:placement", "Show the placement that proxies work by."),
+    "proxies": (
+        "narwhal.cli.commands.proxies:proxies",
+        "Show every proxy worker: its placement, lag and legs in flight.",
+    ),
+    "status": ("narwhal.cli.commands.status:status", "Say whether the fleet is ready, and what needs a look."),
 }
 
 
@@ -30,11 +42,21 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self.commands:
-            module, _, attribute = COMMANDS[cmd_name].partition(":")
+            module, _, attribute = COMMANDS[cmd_name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)
             _accept_global_options(command)
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=COMMANDS[name][1]) for name in self.list_commands(ctx)]
+        return [item for item in names if item.value.startswith(incomplete)] + click.Command.shell_complete(
+            self, ctx, incomplete
+        )
 
 
 def _accept_global_options(command: click.Command) -> None:

@@ -1,0 +1,374 @@
+"""The control service as `narwhalctl` calls it: finds the active process, asks it, and translates what it says.
+
+The only module of the command line that sees gRPC and the generated code; everything goes out as a value of
+`narwhal.cli.model` or as an exception of this module. Reads only: a call that failed may simply be made again.
+
+A process that does not lead answers FAILED_PRECONDITION with a `google.rpc.ErrorInfo` of reason NOT_ACTIVE in the
+status details; its metadata name the `active` as HOST:PORT and the `holder`, as far as the process knows them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+
+from narwhal._pb import fleet_pb2, fleet_pb2_grpc, placement_pb2, placement_pb2_grpc
+from narwhal.cli import model
+from narwhal.cli.options import AnswerIsNo, ControlUnreachable
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 5.0  # deadline of one question
+_CHANNEL_OPTIONS = (
+    # A control plane is inside: a web proxy of the operator's shell has no part in it.
+    ("grpc.enable_http_proxy", 0),
+    # Without it a new channel inherits the back-off of the one before, and answers "refused" without having tried.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+)
+
+
+class Unreachable(ControlUnreachable):
+    """No active control process answered. The message is one line and names every address that was tried."""
+
+
+class NotActive(Unreachable):
+    """The process asked does not lead. `active`: HOST:PORT of the one that does, as far as it knows; may be empty."""
+
+    def __init__(self, message: str, active: str) -> None:
+        super().__init__(message)
+        self.active = active
+
+
+class Refused(AnswerIsNo):
+    """The active control process answered with an error; the message says which, in one line."""
+
+
+class Lost(Unreachable):
+    """A stream ended that was to go on, or the process behind it leads no more."""
+
+
+class Control:
+    """The active control process. Made by `connect`; usable until its block is left."""
+
+    def __init__(self, address: str, channel: aio.Channel) -> None:
+        self.address = address
+        self._fleet = fleet_pb2_grpc.FleetServiceStub(channel)
+        self._placement = placement_pb2_grpc.PlacementServiceStub(channel)
+
+    async def status(self, *, proxies: bool = True) -> model.Status:
+        """The whole fleet; without its proxies that costs one call instead of two."""
+        fleet = await self._ask(self._fleet.GetStatus, fleet_pb2.GetStatusRequest())
+        if not fleet.ready and fleet.reason in model.NOT_LEADING:
+            raise NotActive(f"{self.address}: not active: {fleet.reason}", "")
+        known = await self.proxies() if proxies else ()
+        return _status(fleet, self.address, known)
+
+    async def proxies(self) -> tuple[model.Proxy, ...]:
+        """The proxy workers that are known, connected or lost."""
+        answer = await self._ask(self._fleet.ListProxies, fleet_pb2.ListProxiesRequest())
+        return tuple(_proxy(message) for message in answer.proxies)
+
+    async def events(self, *, after: int = 0, follow: bool = False) -> AsyncGenerator[model.Event]:
+        """Events after a sequence, oldest first; ends after the newest, or goes on with new ones when it follows."""
+        request = fleet_pb2.WatchEventsRequest(after=after, follow=follow)
+        # Without following the events that are kept are an answer like any other, and have its deadline.
+        call = self._fleet.WatchEvents(request, timeout=None if follow else CALL_TIMEOUT_S)
+        async for message in self._messages(call):
+            yield _event(message)
+
+    async def placements(self, *, name: str, follow: bool = True) -> AsyncGenerator[model.Placement]:
+        """The newest placement, then every later one; only the newest, within the deadline, when it does not follow.
+
+        `name`: how control's logs call this subscriber.
+        """
+        held: model.Placement | None = None
+        call = self._placement.WatchPlacement(
+            placement_pb2.WatchPlacementRequest(name=name), timeout=None if follow else CALL_TIMEOUT_S
+        )
+        async for message in self._messages(call):
+            kind = message.WhichOneof("message")
+            if kind == "snapshot":
+                held = _snapshot(message.snapshot)
+                yield held
+            elif kind == "change":
+                held = _changed(self.address, held, message.change)
+                yield held
+            elif kind == "farewell":
+                raise Lost(f"{self.address}: ended the stream: {message.farewell.reason}")
+
+    async def _ask(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
+        try:
+            return await method(request, timeout=CALL_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            raise _translated(self.address, error) from error
+
+    async def _messages(self, call: aio.UnaryStreamCall[Any, Any]) -> AsyncGenerator[Any]:
+        """The messages of a stream. Ends the call whatever happens: a dropped one leaves its handler behind."""
+        try:
+            async for message in call:
+                yield message
+        except aio.AioRpcError as error:
+            raise _translated(self.address, error) from error
+        finally:
+            call.cancel()
+
+
+# --- finding the active process ---------------------------------------------------------------------------------------
+
+
+def ask(addresses: Sequence[str], question: Callable[[Control], Awaitable[T]]) -> T:
+    """The active control process's answer to `question`, from code that is not a coroutine.
+
+    Asks again, from the start, when the process loses its lease between two calls of a question.
+    """
+
+    async def once() -> T:
+        async with connect(addresses) as control:
+            return await question(control)
+
+    for _ in range(2):
+        try:
+            return asyncio.run(once())
+        except NotActive:
+            continue
+    return asyncio.run(once())
+
+
+@asynccontextmanager
+async def connect(addresses: Sequence[str]) -> AsyncIterator[Control]:
+    """The active control process among `addresses`, or the one that a standby among them names.
+
+    All are asked at once, so that a dead machine costs nothing while another answers. Raises `Unreachable` or, when
+    a process answered that it may not or cannot say, `Refused`.
+    """
+    channels: list[aio.Channel] = []
+    try:
+        yield await _first_active(addresses, channels)
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+async def _first_active(addresses: Sequence[str], channels: list[aio.Channel]) -> Control:
+    asked: dict[asyncio.Task[model.Status], str] = {}
+    controls: dict[str, Control] = {}
+    failed: dict[str, Unreachable | Refused] = {}
+
+    def start(address: str) -> None:
+        channels.append(aio.insecure_channel(address, options=_CHANNEL_OPTIONS))
+        controls[address] = Control(address, channels[-1])
+        asked[asyncio.create_task(controls[address].status(proxies=False))] = address
+
+    for address in addresses:
+        start(address)
+    try:
+        while asked:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                address = asked.pop(task)
+                try:
+                    task.result()
+                except (Unreachable, Refused) as error:
+                    failed[address] = error
+                    named = error.active if isinstance(error, NotActive) else ""
+                    if named and named not in controls:
+                        start(named)
+                else:
+                    return controls[address]
+    finally:
+        await cancelled(asked)
+    for refused in failed.values():
+        if isinstance(refused, Refused):
+            raise refused
+    raise Unreachable("no active control process: " + "; ".join(str(failed[a]) for a in controls))
+
+
+async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancels tasks and waits for their end."""
+    tasks = tuple(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- translation ------------------------------------------------------------------------------------------------------
+
+# How gRPC words what a person knows by another name; looked for in the details of UNAVAILABLE.
+_TRANSPORT = (
+    ("http1.x server", "speaks HTTP, not gRPC; is it the HTTP port?"),
+    ("errors resolving", "name does not resolve"),
+    ("DNS resolution failed", "name does not resolve"),
+    ("Socket closed", "closed the connection"),
+)
+
+
+def _translated(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
+    code, details = error.code(), " ".join((error.details() or "").split())
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unreachable(f"{address}: no answer within {CALL_TIMEOUT_S:g} s")
+    if code is grpc.StatusCode.FAILED_PRECONDITION and (info := _error_info(error)).reason == "NOT_ACTIVE":
+        active = info.metadata.get("active", "")
+        return NotActive(f"{address}: not active, " + (f"names {active}" if active else "knows no active"), active)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        # Everything else ends in the system's own words, such as "Connection refused".
+        words = next((words for part, words in _TRANSPORT if part in details), details.rpartition(": ")[2].lower())
+        return Unreachable(f"{address}: {words or 'unavailable'}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Unreachable(f"{address}: no control service of this kind: {details}")
+    return Refused(f"{address}: {code.name.lower().replace('_', ' ')}: {details}")
+
+
+def _error_info(error: aio.AioRpcError) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo()
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info):
+                    return info
+    return info
+
+
+def _status(message: fleet_pb2.FleetStatus, address: str, proxies: tuple[model.Proxy, ...]) -> model.Status:
+    monitor, totals = message.monitor, message.totals
+    return model.Status(
+        fleet=message.fleet,
+        model=message.model,
+        ready=message.ready,
+        reason=message.reason,
+        control=model.ControlProcess(
+            address=address,
+            ready=message.control_ready,
+            epoch=message.epoch,
+            holder=message.holder,
+            version=message.version,
+        ),
+        monitor=model.Monitor(
+            passes=monitor.passes,
+            failure_streak=monitor.failure_streak,
+            degraded=monitor.degraded,
+            errors=tuple(
+                model.StageError(
+                    stage=e.stage, error_class=e.error_class, count=e.count, message=e.message, age_s=e.age_s
+                )
+                for e in monitor.errors
+            ),
+        ),
+        engines=tuple(_engine(engine) for engine in message.engines),
+        proxies=proxies,
+        totals=model.Totals(
+            served=totals.served,
+            failed=totals.failed,
+            rejected=totals.rejected,
+            cancelled=totals.cancelled,
+            retried=totals.retried,
+        ),
+    )
+
+
+def _engine(message: fleet_pb2.EngineStatus) -> model.Engine:
+    return model.Engine(
+        id=message.id,
+        url=message.url,
+        role=_phase(message.role),
+        pinned=message.pinned,
+        incarnation=message.incarnation,
+        phases=tuple(_phase(phase) for phase in message.phases),
+        weight=message.weight,
+        inflight=message.inflight,
+        holds=tuple(
+            model.Hold(
+                kind=hold.kind,
+                reason=hold.reason,
+                age_s=hold.age_s,
+                remaining_s=hold.remaining_s if hold.HasField("remaining_s") else None,
+                effective=hold.effective,
+            )
+            for hold in message.holds
+        ),
+        streaks=_sorted(message.streaks),
+        checks=tuple(
+            model.Check(check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s)
+            for c in message.checks
+        ),
+        outcomes=_sorted(message.outcomes),
+    )
+
+
+def _proxy(message: fleet_pb2.ProxyStatus) -> model.Proxy:
+    return model.Proxy(
+        id=message.proxy.id,
+        slot=message.proxy.slot,
+        boot=message.proxy.boot,
+        address=message.address,
+        pid=message.pid,
+        connected=message.connected,
+        acked_epoch=message.acked_epoch,
+        acked_version=message.acked_version,
+        lag=message.lag,
+        refused_version=message.refused_version,
+        refused_reason=message.refused_reason,
+        silent_s=message.silent_s,
+        resident={residency.engine_id: residency.legs for residency in message.resident},
+    )
+
+
+def _event(message: fleet_pb2.Event) -> model.Event:
+    return model.Event(
+        sequence=message.sequence,
+        at=message.at,
+        kind=message.kind,
+        message=message.message,
+        engine=message.engine_id,
+        proxy=message.proxy,
+        fields=_sorted(message.fields),
+    )
+
+
+def _snapshot(message: placement_pb2.Snapshot) -> model.Placement:
+    engines = tuple(_placed(engine) for engine in message.engines)
+    return model.Placement(epoch=message.epoch, version=message.version, closed=message.closed, engines=engines)
+
+
+def _changed(address: str, held: model.Placement | None, message: placement_pb2.Change) -> model.Placement:
+    """`held` after a change. Raises `Lost` when it is based on another placement: a new stream brings a snapshot."""
+    if held is None or (held.epoch, held.version) != (message.epoch, message.base_version):
+        have = held.order if held else "none"
+        raise Lost(f"{address}: a change is based on placement {message.epoch}.{message.base_version}, held is {have}")
+    engines = {engine.id: engine for engine in held.engines if engine.id not in message.removed}
+    engines.update({engine.id: _placed(engine) for engine in message.engines})
+    return model.Placement(
+        epoch=message.epoch, version=message.version, closed=message.closed, engines=tuple(engines.values())
+    )
+
+
+def _placed(message: placement_pb2.EnginePlacement) -> model.PlacedEngine:
+    remaining_s = message.quarantine_remaining_s if message.HasField("quarantine_remaining_s") else None
+    return model.PlacedEngine(
+        id=message.id,
+        url=message.url,
+        role=_phase(message.role),
+        phases=tuple(_phase(phase) for phase in message.phases),
+        incarnation=message.incarnation,
+        weight=message.weight,
+        pinned=message.pinned,
+        holds=tuple(message.holds),
+        quarantine_remaining_s=remaining_s,
+        phases_after_quarantine=tuple(_phase(phase) for phase in message.phases_after_quarantine),
+        max_inflight=message.max_inflight,
+        max_inflight_tokens=message.max_inflight_tokens,
+    )
+
+
+def _phase(number: int) -> str:
+    """The word of a phase; a number that this client does not know is shown as it is."""
+    known = placement_pb2.Phase.DESCRIPTOR.values_by_number.get(number)
+    return known.name.removeprefix("PHASE_").lower() if known else str(number)
+
+
+def _sorted(counts: Mapping[str, T]) -> dict[str, T]:
+    return {key: counts[key] for key in sorted(counts)}

@@ -1,0 +1,75 @@
+"""`narwhalctl engines`: every engine, what it serves, and what keeps work off it."""
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from narwhal.cli import model
+from narwhal.cli.client import ask
+from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, latency, some
+
+
+@click.command()
+@pass_settings
+def engines(settings: Settings) -> None:
+    """Show every engine: what it serves and what keeps work off it.
+
+    `-o wide` adds url, incarnation, the last checks and outcomes.
+    """
+    status = ask(settings.control, lambda control: control.status(proxies=False))
+    Printer(settings).show(
+        {"fleet": status.fleet, "engines": status.engines}, lambda wide: _layout(status.engines, wide)
+    )
+
+
+def _layout(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
+    serving = sum(bool(engine.phases) for engine in engines)
+    text = f"{serving} of {some(len(engines), 'engine')} {'serves' if serving == 1 else 'serve'}"
+    yield Line(Say(text, Tone.GOOD if serving == len(engines) else Tone.BAD))
+    if engines:
+        yield table(engines, wide)
+
+
+def table(engines: Sequence[model.Engine], wide: bool) -> Table:
+    """The engines as `engines` and `status` show them."""
+    columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES", "HOLDS"]
+    if wide:
+        columns += ["URL", "PINNED", "INCARNATION", "CHECKS", "OUTCOMES"]
+    return Table(columns=columns, rows=[_row(engine, wide) for engine in engines])
+
+
+def _row(engine: model.Engine, wide: bool) -> list[Cell]:
+    row: list[Cell] = [
+        engine.id,
+        engine.role,
+        Say("+".join(engine.phases) or "nothing", Tone.GOOD if engine.phases else Tone.BAD),
+        str(engine.inflight),
+        f"{engine.weight:.2f}".rstrip("0").rstrip("."),
+        Say(counts(engine.streaks.items()), Tone.WARN),
+        Say("; ".join(hold_words(hold) for hold in engine.holds), Tone.WARN if engine.phases else Tone.BAD),
+    ]
+    if wide:
+        row += [
+            engine.url,
+            "yes" if engine.pinned else "no",
+            str(engine.incarnation),
+            "; ".join(_check(check) for check in engine.checks),
+            counts(engine.outcomes.items()),
+        ]
+    return row
+
+
+def hold_words(hold: model.Hold) -> str:
+    """One hold in a phrase: what, since when, for how long still, why."""
+    words = f"{hold.kind} {age(hold.age_s)}"
+    if hold.remaining_s is not None:
+        words += f", {age(hold.remaining_s)} left"
+    if not hold.effective:
+        words += ", yields to keep the phase served"
+    return f"{words}: {hold.reason}" if hold.reason else words
+
+
+def _check(check: model.Check) -> str:
+    words = f"{check.check} {check.verdict} {age(check.age_s)} ago in {latency(check.latency_s)}"
+    return f"{words}: {check.detail}" if check.detail else words

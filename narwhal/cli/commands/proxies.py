@@ -1,0 +1,84 @@
+"""`narwhalctl proxies`: who carries traffic, by which placement, and who has fallen behind."""
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from narwhal.cli import model
+from narwhal.cli.client import Control, ask
+from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, some
+
+
+@click.command()
+@pass_settings
+def proxies(settings: Settings) -> None:
+    """Show every proxy worker: its placement, lag and legs in flight.
+
+    `-o wide` adds address, process and the engines that its legs are on.
+    """
+
+    async def question(control: Control) -> model.Status:
+        return await control.status()
+
+    status = ask(settings.control, question)
+    facts = {
+        "fleet": status.fleet,
+        "epoch": status.control.epoch,
+        "version": status.control.version,
+        "proxies": status.proxies,
+    }
+    Printer(settings).show(facts, lambda wide: _layout(status, wide))
+
+
+def _layout(status: model.Status, wide: bool) -> Iterator[Block]:
+    yield Line(summary(status))
+    if status.proxies:
+        yield table(status.proxies, wide)
+
+
+def summary(status: model.Status) -> Say:
+    """The proxies in one sentence: how many there are, and which of them need a look."""
+    connected = [proxy for proxy in status.proxies if proxy.connected]
+    lost = [proxy for proxy in status.proxies if not proxy.connected]
+    trouble = [f"{proxy.name} refused placement {_refused(proxy)}" for proxy in connected if proxy.refused_version]
+    trouble += [
+        f"{proxy.name} is behind by {some(proxy.lag, 'version')}"
+        for proxy in connected
+        if proxy.lag and not proxy.refused_version
+    ]
+    trouble += [f"{proxy.name} lost, silent for {age(proxy.silent_s)}" for proxy in lost]
+    placement = f"placement {status.control.epoch}.{status.control.version}"
+    words = f"{some(len(connected), 'proxy')} connected"
+    if trouble:
+        return Say(f"{words}; {'; '.join(trouble)}", Tone.WARN)
+    if not connected:
+        return Say(f"{words}: nobody carries traffic", Tone.WARN)
+    return Say(f"{words}, {'current' if len(connected) == 1 else 'all current'} at {placement}", Tone.GOOD)
+
+
+def table(proxies: Sequence[model.Proxy], wide: bool) -> Table:
+    """The proxies as `proxies` and `status -o wide` show them."""
+    columns = ["PROXY", "STATE", "PLACEMENT", "LAG", "SILENT", "LEGS", "REFUSED"]
+    if wide:
+        columns += ["ADDRESS", "PID", "BOOT", "RESIDENT"]
+    return Table(columns=columns, rows=[_row(proxy, wide) for proxy in proxies])
+
+
+def _row(proxy: model.Proxy, wide: bool) -> list[Cell]:
+    row: list[Cell] = [
+        proxy.name,
+        Say("connected", Tone.GOOD) if proxy.connected else Say("lost", Tone.BAD),
+        f"{proxy.acked_epoch}.{proxy.acked_version}" if proxy.acked_version else "",
+        Say(str(proxy.lag), Tone.WARN if proxy.lag else Tone.NONE),
+        age(proxy.silent_s),
+        str(sum(proxy.resident.values())),
+        Say(_refused(proxy) if proxy.refused_version else "", Tone.BAD),
+    ]
+    if wide:
+        row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items())]
+    return row
+
+
+def _refused(proxy: model.Proxy) -> str:
+    return f"{proxy.refused_version}: {proxy.refused_reason}"

@@ -1,0 +1,250 @@
+"""What the operators' commands show, as plain values. Their field names are the keys of `-o json` and `-o yaml`.
+
+Words are strings here, not the enums of `narwhal.vocabulary`: a control service newer than this client may know holds
+or kinds of event that the client does not, and an operator has to see them all the same. Ages and remaining times are
+seconds at the moment of the answer. Keys are only ever added.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+# What `/ready`, and so `status`, gives as its reason on a process that does not own the lease.
+NOT_LEADING = frozenset({"standby", "fenced"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """A reason that keeps new work off an engine."""
+
+    kind: str
+    reason: str
+    age_s: float
+    remaining_s: float | None  # until it ends by itself; None when it does not
+    effective: bool  # False when last-engine protection makes it yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Newest result of one check of the readmission gate."""
+
+    check: str
+    verdict: str
+    detail: str
+    age_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One engine."""
+
+    id: str
+    url: str
+    role: str
+    pinned: bool
+    incarnation: int
+    phases: tuple[str, ...]  # what it may serve now
+    weight: float  # share of work, above 0 up to 1
+    inflight: int  # legs over all proxies
+    holds: tuple[Hold, ...]
+    streaks: Mapping[str, int]  # consecutive failures by class, without zeros
+    checks: tuple[Check, ...]
+    outcomes: Mapping[str, int]  # legs by outcome over the fleet's life
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageError:
+    """Errors of one monitor stage and exception class since the control process started."""
+
+    stage: str
+    error_class: str
+    count: int
+    message: str  # of the newest
+    age_s: float  # of the newest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """The monitor."""
+
+    passes: int
+    failure_streak: int
+    degraded: bool
+    errors: tuple[StageError, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlProcess:
+    """The active control process."""
+
+    address: str  # where it answered
+    ready: bool  # owns a valid lease and is not degraded
+    epoch: int
+    holder: str
+    version: int  # newest placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Client requests over the fleet's life."""
+
+    served: int
+    failed: int
+    rejected: int
+    cancelled: int
+    retried: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proxy:
+    """One proxy worker, connected or lost."""
+
+    id: str
+    slot: int
+    boot: int  # start of the process in microseconds since the Unix epoch
+    address: str
+    pid: int
+    connected: bool
+    acked_epoch: int
+    acked_version: int  # 0 when it has acknowledged nothing yet
+    lag: int  # versions behind
+    refused_version: int  # refused last and not got past; 0 for none
+    refused_reason: str
+    silent_s: float
+    resident: Mapping[str, int]  # legs in flight by engine
+
+    @property
+    def name(self) -> str:
+        """As events and log lines call it."""
+        return f"{self.id}/{self.slot}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The whole fleet, as the active control process sees it."""
+
+    fleet: str
+    model: str
+    ready: bool
+    reason: str  # why not; empty when ready
+    control: ControlProcess
+    monitor: Monitor
+    engines: tuple[Engine, ...]  # in the fleet file's order
+    proxies: tuple[Proxy, ...]
+    totals: Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened."""
+
+    sequence: int  # counts within one control process
+    at: float  # seconds since the Unix epoch
+    kind: str
+    message: str
+    engine: str  # empty for none
+    proxy: str  # as id/slot; empty for none
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def time(self) -> str:
+        """`at` as UTC, to the millisecond."""
+        return datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedEngine:
+    """One engine as placement tells the proxies."""
+
+    id: str
+    url: str
+    role: str
+    phases: tuple[str, ...]
+    incarnation: int
+    weight: float
+    pinned: bool
+    holds: tuple[str, ...]
+    quarantine_remaining_s: float | None
+    phases_after_quarantine: tuple[str, ...]
+    max_inflight: int  # soft cap on legs, 0 for none
+    max_inflight_tokens: int  # soft cap on prompt tokens, 0 for none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """One published placement."""
+
+    epoch: int
+    version: int
+    closed: str  # why admission is closed; empty when it is open
+    engines: tuple[PlacedEngine, ...]
+
+    @property
+    def order(self) -> str:
+        """What placements are named by."""
+        return f"{self.epoch}.{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One fact that differs between two placements. `engine` is empty for admission (`closed`) and for the epoch."""
+
+    engine: str
+    field: str
+    before: Any  # None: was not there
+    after: Any  # None: is gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementStep:
+    """From one placement seen to the next."""
+
+    epoch: int
+    version: int
+    closed: str
+    changes: tuple[Difference, ...]
+
+
+# Remaining time differs in every message that carries it and is no news; that a quarantine begins or ends is in holds.
+_NO_NEWS = frozenset({"id", "quarantine_remaining_s"})
+
+
+def step(before: Placement, after: Placement) -> PlacementStep:
+    """What changed from `before` to `after`, engines in the order of `after`, gone ones last."""
+    old = {engine.id: engine for engine in before.engines}
+    new = {engine.id: engine for engine in after.engines}
+    changes: list[Difference] = []
+    if before.epoch != after.epoch:
+        changes.append(Difference(engine="", field="epoch", before=before.epoch, after=after.epoch))
+    if before.closed != after.closed:
+        changes.append(Difference(engine="", field="closed", before=before.closed, after=after.closed))
+    for engine in after.engines:
+        was = old.get(engine.id)
+        if was is None:
+            changes.append(Difference(engine=engine.id, field="engine", before=None, after=plain(engine)))
+            continue
+        changes += [
+            Difference(engine=engine.id, field=f.name, before=plain(a), after=plain(b))
+            for f in fields(PlacedEngine)
+            if f.name not in _NO_NEWS and (a := getattr(was, f.name)) != (b := getattr(engine, f.name))
+        ]
+    changes += [
+        Difference(engine=engine.id, field="engine", before=plain(engine), after=None)
+        for engine in before.engines
+        if engine.id not in new
+    ]
+    return PlacementStep(epoch=after.epoch, version=after.version, closed=after.closed, changes=tuple(changes))
+
+
+def plain(value: Any) -> Any:
+    """Any of these values as dicts, lists and scalars, ready for JSON and YAML."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    # Twelve digits of a float that was measured in milliseconds help nobody.
+    return round(value, 6) if isinstance(value, float) else value
