@@ -8,7 +8,7 @@ environment never appear in a sentence.
 import re
 from collections.abc import Mapping
 from ipaddress import IPv6Address
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -166,6 +166,14 @@ def _prefix(value: str) -> str:
     return trimmed
 
 
+def _given(value: Any, info: ValidationInfo) -> Any:
+    if value is None and isinstance(info.context, Mapping):  # in a file; a value built in code may say None
+        raise refuse("has no value")
+    return value
+
+
+T = TypeVar("T")
+Maybe = Annotated[T | None, BeforeValidator(_given)]
 Positive = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Duration = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]

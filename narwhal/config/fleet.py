@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from narwhal.config.fields import Name, Section, Text, refuse
+from narwhal.config.fields import Maybe, Name, Section, Text, refuse
 from narwhal.config.problems import FleetFileError, sentences
 from narwhal.config.relations import conflicts
 from narwhal.config.sections import (
@@ -111,7 +111,7 @@ class FleetConfig(Section):
         strict=False,
         description="The inference servers of the fleet.",
     )
-    engine_contract: Contract | None = Field(
+    engine_contract: Maybe[Contract] = Field(
         default=None,
         description="Fields that every engine's attestation document must match.",
     )

@@ -5,7 +5,7 @@ value is replaced by its default, or by a stand-in where there is none, and the 
 about a replaced value is dropped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,8 @@ def parse_fleet(text: str, environ: Mapping[str, str]) -> FleetConfig:
     data = document.value
     if not isinstance(data, dict):
         raise FleetFileError(["file: must be a mapping of keys such as name, model and engines"])
-    replaced = list(_valueless(data))
-    problems = document.problems + [f"{written(location)}: has no value" for location in replaced]
-    for location in replaced:
-        _replace(data, location)
+    problems = list(document.problems)
+    replaced: list[_Location] = []
     while True:
         try:
             fleet = FleetConfig.model_validate(data, context={"environ": environ})
@@ -65,19 +63,6 @@ def parse_fleet(text: str, environ: Mapping[str, str]) -> FleetConfig:
     if problems:
         raise FleetFileError(problems)
     return fleet
-
-
-def _valueless(value: Any, location: _Location = ()) -> Iterator[_Location]:
-    """Where a key or a list item has nothing after it, as when a file was cut short. A contract may demand null."""
-    if value is None:
-        yield location
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            if location or key != "engine_contract" or inner is None:
-                yield from _valueless(inner, (*location, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _valueless(inner, (*location, index))
 
 
 def _relations(error: ValidationError) -> list[Conflict] | None:

@@ -84,6 +84,8 @@ def _sentence(model: type[BaseModel], item: ErrorDetails) -> str:
         return _unknown(model, item["loc"])
     if kind in _SENTENCES:
         found = item["input"]
+        if found is None:  # as when a file was cut short
+            return "has no value"
         # "must be a whole number, got 1" would puzzle the writer of 1.0
         got = str(found) if kind == "int_type" and isinstance(found, float) else shown(found)
         return f"{_SENTENCES[kind](item.get('ctx', {}))}, got {got}"

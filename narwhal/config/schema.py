@@ -23,7 +23,8 @@ class _Schema(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        if schema.get("default", ...) is None:
+        default = schema.get("default")
+        if default is None or isinstance(default, BaseModel):  # a section's defaults stand at its own keys
             return self.generate_inner(schema["schema"])
         return super().default_schema(schema)
 

@@ -15,6 +15,7 @@ from narwhal.config.fields import (
     Duration,
     Endpoint,
     HeaderSecret,
+    Maybe,
     Name,
     Natural,
     Positive,
@@ -39,7 +40,7 @@ class EngineConfig(Section):
         default=False,
         description="A pinned engine never changes role and never stands in for the other one.",
     )
-    attestation_url: DocumentUrl | None = Field(
+    attestation_url: Maybe[DocumentUrl] = Field(
         default=None,
         description="Where its attestation document is served, or `${NAME}`; needs `engine_contract`.",
     )
@@ -86,20 +87,20 @@ class StoreConfig(Section):
         default="/narwhal",
         description="etcd keys are written below `<prefix>/<fleet name>/`.",
     )
-    ca: Text | None = Field(
+    ca: Maybe[Text] = Field(
         default=None,
         description="File with the CA certificates that etcd's are checked against.",
     )
-    cert: Text | None = Field(
+    cert: Maybe[Text] = Field(
         default=None,
         description="File with the client certificate for etcd.",
     )
-    key: Text | None = Field(
+    key: Maybe[Text] = Field(
         default=None,
         description="File with the private key of `store.cert`.",
     )
-    username: Text | None = Field(default=None, description="etcd user.")
-    password: Secret | None = Field(
+    username: Maybe[Text] = Field(default=None, description="etcd user.")
+    password: Maybe[Secret] = Field(
         default=None,
         description="Password of `store.username`, or `${NAME}`.",
     )
@@ -311,7 +312,7 @@ class EngineSettings(Section):
         default=2.0,
         description="Deadline of such a count, seconds.",
     )
-    api_key: HeaderSecret | None = Field(
+    api_key: Maybe[HeaderSecret] = Field(
         default=None,
         description="Bearer token that the engines expect, or `${NAME}`.",
     )
@@ -406,15 +407,15 @@ class ProxyConfig(Section):
 class TlsConfig(Section):
     """Mutual TLS of the gRPC services; all three files or none."""
 
-    ca: Text | None = Field(
+    ca: Maybe[Text] = Field(
         default=None,
         description="File with the CA certificates that peers are checked against.",
     )
-    cert: Text | None = Field(
+    cert: Maybe[Text] = Field(
         default=None,
         description="File with the certificate of this side.",
     )
-    key: Text | None = Field(
+    key: Maybe[Text] = Field(
         default=None,
         description="File with the private key of `tls.cert`.",
     )
@@ -423,7 +424,7 @@ class TlsConfig(Section):
 class AuthConfig(Section):
     """Who may call the gRPC services."""
 
-    tokens_file: Text | None = Field(
+    tokens_file: Maybe[Text] = Field(
         default=None,
         description="File with the bearer tokens and their roles `proxy`, `operator` and `observer`.",
     )
