@@ -1,0 +1,251 @@
+"""One completion on a simulated engine, from the parsed body to the last byte."""
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import orjson
+
+from narwhal.sim import misbehave, text
+from narwhal.sim.faults import Hook
+from narwhal.sim.kv import Handoff
+from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, answer, error_event, parse
+from narwhal.sim.openai_stream import Timing, script
+from narwhal.sim.records import Outcome, Record, RequestPhase
+from narwhal.sim.stream import Player
+from narwhal.sim.transfer import TransferFailed
+from narwhal.sim.wire import JSON, Request, head
+
+if TYPE_CHECKING:
+    from narwhal.sim.engine import Engine
+
+_CORE_ERROR = error_event("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
+class _CoreDies(Exception):
+    """What this request carries kills the engine core."""
+
+
+class Generation:
+    """A completion in flight. It ends once: answered, disconnected, by a fault, or with the engine."""
+
+    def __init__(self, engine: "Engine", request: Request, record: Record, fields: Json) -> None:
+        self._engine = engine
+        self._request = request
+        self._conn = request.conn
+        self._record = record
+        self._fields = fields
+        self._player: Player | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deadly = False
+        """The engine dies when this request's client leaves."""
+        self._over = False
+
+    def start(self) -> None:
+        """Begin, as a task of its own."""
+        self._request.on_disconnect = self._disconnected
+        self._engine.live.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # -- ends
+
+    def _end(self, outcome: Outcome) -> None:
+        self._over = True
+        self._request.on_disconnect = None
+        if self._player is not None:
+            self._player.cancel()
+            self._record.tokens = self._player.tokens
+        self._record.end(outcome, self._engine.now())
+        self._engine.live.discard(self)
+
+    def _disconnected(self) -> None:
+        self._end(Outcome.DISCONNECTED)
+        if self._task is not None:
+            self._task.cancel()
+        if self._deadly:
+            self._engine.core_died()
+
+    def _streamed(self, whole: bool) -> None:
+        """The player has come to an end of its own."""
+        self._end(Outcome.ANSWERED if whole else Outcome.FAULTED)
+        if whole:
+            self._conn.finished()
+
+    def interrupt(self, *, silently: bool = False) -> None:
+        """The engine ends: streams get an error event and the marker, others 500; silently, nothing at all."""
+        if self._over:
+            return
+        if self._player is not None:
+            self._player.cancel()
+        if not silently:
+            if self._player is not None:
+                self._player.abandon(_CORE_ERROR)
+            else:
+                self._send_error(INTERNAL)
+        self._end(Outcome.TERMINATED)
+        if not silently:
+            self._conn.finished()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def resume(self) -> None:
+        """The engine runs again after a stop."""
+        if self._player is not None:
+            self._player.resume()
+
+    def _send_error(self, error: ApiError) -> None:
+        self._record.status = error.status
+        self._conn.write(head(error.status, JSON, len(error.body), extra=error.headers) + error.body)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer an error before any headers."""
+        self._send_error(error)
+        self._end(Outcome.ANSWERED)
+        self._conn.finished()
+
+    # -- the work
+
+    async def _run(self) -> None:
+        engine = self._engine
+        try:
+            ask = parse(self._fields, chat="chat" in self._request.path, options=engine.options, model=engine.model)
+        except ApiError as error:
+            return self._refuse(error)
+        if ask.stream:
+            self._open_stream()
+        try:
+            await self._generate(ask)
+        except TransferFailed as failure:
+            engine.say(f"transfer failed: {failure}")
+            if not self._over:
+                self._fail()
+        except _CoreDies:
+            engine.core_died()
+
+    def _open_stream(self) -> None:
+        """The headers go out before anything else happens."""
+        self._record.status = 200
+        self._player = Player(self._conn, running=self._engine.running, ended=self._streamed)
+        self._player.headers()
+
+    def _fail(self) -> None:
+        if self._player is None:
+            self._refuse(INTERNAL)
+        else:
+            self._player.finish_with_error(error_event("Internal server error"))
+
+    async def _generate(self, ask: Ask) -> None:
+        engine = self._engine
+        await engine.until_running()
+        timing = Timing(engine.options, self._record.number, engine.slowed())
+        created = int(engine.clock.wall())
+        request_id = self._request.header(b"x-request-id") or secrets.token_hex(16)
+        ident = ("chatcmpl-" if ask.chat else "cmpl-") + request_id
+        contents, wait_s = await self._contents(ask, timing)
+        if self._player is not None:
+            await self._wait(wait_s)
+            written = script(ask, ident, created, contents, timing)
+            faults = engine.faults.take(Hook.STREAM, self._record.phase)
+            self._player.start(misbehave.bend(written, faults) if faults else written)
+            return
+        body, tokens = answer(ask, ident, created, contents, None)
+        steps = max(0, tokens // (ask.n * len(contents)) - 1)
+        await self._wait(wait_s + sum(timing.step_s() for _ in range(steps)))
+        self._record.tokens = tokens
+        await self._answer(body, self._handoff(ask, ident, request_id, contents[0]))
+
+    async def _wait(self, seconds: float) -> None:
+        """The engine works so long; a stop of the engine comes on top."""
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        if not self._engine.running():
+            await self._engine.until_running()
+
+    async def _contents(self, ask: Ask, timing: Timing) -> tuple[tuple[str, ...], float]:
+        """The KV content of each prompt, and the seconds from here to the first token."""
+        local = tuple(text.content_of(ask.model, raw) for raw in ask.prompts)
+        prefill_s = timing.prefill_s(sum(map(text.count_tokens, ask.prompts)))
+        if self._record.phase is not RequestPhase.DECODE or ask.kv is None:
+            return local, prefill_s
+        await self._judge(ask, ask.kv)
+        if ask.kv["remote_engine_id"] == self._engine.engine_id:
+            return local, timing.step_s()  # from the prefix cache; the handoff stays pinned
+        try:
+            pulled = await self._engine.transfers.pull(ask.kv)
+        except TransferFailed:
+            if self._engine.options.kv_load_failure_policy == "fail":
+                raise
+            return local, prefill_s
+        return (pulled, *local[1:]), timing.step_s()
+
+    async def _judge(self, ask: Ask, kv: Json) -> None:
+        """What a handoff that is not as it must be does to the engine. Raises _CoreDies, or never returns."""
+        blocks = kv.get("remote_block_ids")
+        well_formed = (
+            isinstance(kv.get("remote_engine_id"), str)
+            and kv["remote_engine_id"] != ""
+            and isinstance(kv.get("remote_host"), str)
+            and isinstance(kv.get("remote_port"), int)
+            and isinstance(blocks, list)
+            and all(
+                isinstance(group, list) and all(isinstance(block, int) and block >= 0 for block in group)
+                for group in blocks
+            )
+        )
+        needed = self._engine.ledger.blocks_for(text.count_tokens(ask.prompts[0]))
+        if not well_formed or not isinstance(blocks, list) or any(len(group) < needed for group in blocks or [[]]):
+            raise _CoreDies
+        if not isinstance(kv.get("remote_request_id"), str):
+            self._deadly = True
+            await asyncio.get_running_loop().create_future()
+
+    def _handoff(self, ask: Ask, ident: str, request_id: str, content: str) -> Json | None:
+        """Pin the KV of a prefill leg and describe it."""
+        if self._record.phase is not RequestPhase.PREFILL:
+            return None
+        engine = self._engine
+        issued: Handoff = engine.ledger.issue(
+            f"{ident}-{secrets.token_hex(4)}" if ask.chat else f"{ident}-0-{secrets.token_hex(4)}",
+            request_id=request_id,
+            engine_id=engine.engine_id,
+            generation=engine.generation,
+            tokens=text.count_tokens(ask.prompts[0]),
+            content=content,
+            now=engine.now(),
+        )
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [issued.blocks] if issued.blocks else [],
+            "remote_engine_id": engine.engine_id,
+            "remote_request_id": issued.id,
+            "remote_host": engine.options.host,
+            "remote_port": engine.side.port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": issued.tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": 0,
+        }
+
+    async def _answer(self, body: Json, handoff: Json | None) -> None:
+        """Send an answer that is not streamed."""
+        engine, record = self._engine, self._record
+        record.status = 200
+        body["kv_transfer_params"] = handoff
+        bad = engine.faults.take(Hook.HANDOFF, record.phase) if handoff is not None else []
+        raw = misbehave.bad_handoff(body, bad[0].params["variant"]) if bad else orjson.dumps(body)
+        faults = engine.faults.take(Hook.BODY, record.phase)
+        if not faults:
+            self._conn.write(head(200, JSON, len(raw)) + raw)
+        else:
+            sent = await misbehave.send_bent(self._conn, raw, faults)
+            if sent == "hang":
+                await asyncio.get_running_loop().create_future()
+            if sent == "cut":
+                return self._end(Outcome.FAULTED)
+        self._end(Outcome.ANSWERED)
+        self._conn.finished()
+        return None
