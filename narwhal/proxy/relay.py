@@ -1,0 +1,434 @@
+"""Performs one request's attempt: places its legs, speaks to the engines, passes the answer on, tells what it saw.
+
+Decides nothing about retries (`attempt.py`), outcomes (`outcome.py`) or bytes (`stream.py`): it carries their answers
+from one to the other.
+"""
+
+import asyncio
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from narwhal.clock import Clock
+from narwhal.config import ProxySettings
+from narwhal.placement import EngineEntry
+from narwhal.proxy.admission import RetryBudget
+from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
+from narwhal.proxy.client import Client
+from narwhal.proxy.connection import Answer, EngineConnection, Limits, Result
+from narwhal.proxy.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
+from narwhal.proxy.errors import Reply, reply
+from narwhal.proxy.legs import Legs
+from narwhal.proxy.metrics import Metrics
+from narwhal.proxy.outcome import NEUTRALS, LegKind, of_status
+from narwhal.proxy.seams import Feed, Inflight, Reporter
+from narwhal.proxy.stream import StreamRelay
+from narwhal.reports import LegFailure, Run
+from narwhal.vocabulary import NotReady, Outcome, Phase
+
+RETRY_AFTER = re.compile(r"[0-9]{1,6}")
+
+_OK = 200
+_DETAIL_CHARACTERS = 400
+
+# The result of a decode leg whose handoff grew too old to be sent (spec V6): nothing was, and nobody is to blame.
+EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
+
+log = structlog.get_logger(__name__)
+
+
+class FleetLoad(Mapping[str, int]):
+    """Legs in flight per engine over all proxies: what the others were last heard to have, and exactly our own."""
+
+    def __init__(self, feed: Feed, inflight: Inflight) -> None:
+        self._feed = feed
+        self._own = inflight.legs
+
+    def __getitem__(self, engine: str) -> int:
+        return self._own.get(engine, 0) + self._feed.load.get(engine, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own.keys() | self._feed.load.keys())
+
+    def __len__(self) -> int:
+        return len(self._own.keys() | self._feed.load.keys())
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all requests of one worker have in common."""
+
+    feed: Feed
+    reporter: Reporter
+    inflight: Inflight
+    legs: Legs
+    connector: Connector
+    metrics: Metrics
+    clock: Clock
+    draws: random.Random
+    budget: RetryBudget
+    load: FleetLoad
+
+
+class _Leg(NamedTuple):
+    """A leg that is about to run."""
+
+    entry: EngineEntry
+    phase: Phase
+    kind: LegKind
+    started_at: float
+
+
+class Relay:
+    """One admitted request. `run` ends it exactly once; then `fault` says what became of it."""
+
+    def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
+        """`due`: the request's deadline. Both instants are monotonic seconds."""
+        settings = shared.feed.settings
+        self._shared = shared
+        self._client = client
+        self._request = request
+        self._due = due
+        self._arrived_at = arrived_at
+        self._settings: ProxySettings = settings
+        serving = settings.serving
+        policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
+        self._attempt = Attempt(policy, shared.budget, due)
+        self._connection: EngineConnection | None = None
+        self._stream: StreamRelay | None = None
+        self._handoff: Handoff | None = None
+        self._producer: EngineEntry | None = None
+        self._answer: Answer | None = None
+        self._first_token_at = 0.0
+        self._first_pull = False
+        self._cut = False
+        self.fault: Fault | None = None
+
+    @property
+    def retries(self) -> int:
+        """Attempts after the first that its policy allowed."""
+        return self._attempt.retries
+
+    @property
+    def passed_error(self) -> bool:
+        """Whether the client got an engine's own error (4xx)."""
+        return self._answer is not None and self._answer.status != _OK
+
+    @property
+    def stream_failed(self) -> bool:
+        """Whether output had begun when the request failed."""
+        return self.fault is not None and self._stream is not None and self._stream.started
+
+    async def run(self) -> None:
+        """Serve the request. The client's disconnect cancels it: then every leg is closed and reported so."""
+        self._client.connection.stream = self
+        try:
+            step: Step = self._attempt.begin()
+            while True:
+                if isinstance(step, StartLeg):
+                    step = await (self._prefill(step) if step.phase is Phase.PREFILL else self._decode(step))
+                elif isinstance(step, Backoff):
+                    await asyncio.sleep(step.until - self._shared.clock.monotonic())
+                    step = self._attempt.resume()
+                else:
+                    break
+            await self._finish(step)
+        except asyncio.CancelledError:
+            self._attempt.cancelled()
+            raise
+        finally:
+            if self._handoff is not None:
+                self._shared.metrics.handoffs_abandoned += 1
+            self._client.connection.stream = None
+
+    # --- told by the client's connection ---
+
+    def client_slow(self) -> None:
+        """The client does not read: stop reading from the engine."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def client_reads(self) -> None:
+        """The client has caught up."""
+        if self._connection is not None:
+            self._connection.resume()
+
+    def client_gone(self) -> None:
+        """The connection is lost: the engine sees it now (spec V7)."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    # --- told by a proxy on its way out ---
+
+    def cut(self) -> bool:
+        """Grace is over: end what runs. False when no leg runs that could be ended."""
+        self._cut = True
+        connection = self._connection
+        if connection is None or not connection.busy:
+            return False
+        connection.settle(LegEnd(Outcome.LOCAL, detail="the proxy is stopping"), abort=True)
+        return True
+
+    # --- told by the stream ---
+
+    def first_token(self) -> None:
+        """Output begins: from now on silence is what ends the leg, and the first transfer of a pair has been seen."""
+        now = self._first_token_at = self._shared.clock.monotonic()
+        self._client.status = _OK
+        self._shared.metrics.ttft_seconds.observe(now - self._arrived_at)
+        quiet_s = self._settings.engine.decode_read_timeout_s
+        if self._connection is not None:
+            self._connection.streaming(now + quiet_s, quiet_s)
+
+    # --- legs ---
+
+    def _choose(self, step: StartLeg) -> EngineEntry | Fault:
+        """The engine of the next leg, or why there is none."""
+        placement = self._shared.feed.placement
+        if placement is None:
+            return Fault.NO_ENGINES
+        now = self._shared.clock.monotonic()
+        draw = self._shared.draws.random
+        chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()), avoid=step.avoid)
+        if chosen is None and step.avoid:
+            # Those that it would rather have are at their limit; the ones it avoids are better than none.
+            chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()))
+        if chosen is not None:
+            return chosen
+        return Fault.SATURATED if placement.candidates(step.phase, now=now) else Fault.NO_ENGINES
+
+    async def _prefill(self, step: StartLeg) -> Step:
+        entry = self._choose(step)
+        if isinstance(entry, Fault):
+            return self._attempt.unplaced(entry)
+        shared = self._shared
+        leg = _Leg(entry, Phase.PREFILL, LegKind.PREFILL, shared.clock.monotonic())
+        result = await self._run(leg, step, shared.connector.prefill_body(self._request))
+        if isinstance(result, Answer) and result.status == _OK:
+            try:
+                handoff = shared.connector.handoff(result.body)
+            except HandoffUnusable as error:
+                return self._failed(leg, LegEnd(Outcome.HANDOFF_UNUSABLE, detail=str(error)))
+            self._succeeded(leg, Outcome.HANDOFF)
+            self._handoff = handoff
+            self._producer = entry
+            return self._attempt.prefilled(entry.id, shared.clock.monotonic())
+        return self._other(leg, result)
+
+    async def _decode(self, step: StartLeg) -> Step:
+        entry = self._choose(step)
+        if isinstance(entry, Fault):
+            return self._attempt.unplaced(entry)
+        shared, producer, handoff = self._shared, self._producer, self._handoff
+        if producer is None or handoff is None:
+            raise RuntimeError("a decode leg without a handoff")
+        kind = LegKind.FIRST_TOKEN if self._request.stream else LegKind.ANSWER
+        leg = _Leg(entry, Phase.DECODE, kind, shared.clock.monotonic())
+        self._first_pull = shared.legs.pairs.first(producer, entry)
+        result = await self._run(leg, step, shared.connector.decode_body(self._request, handoff))
+        if result is EXPIRED:
+            now = shared.clock.monotonic()
+            log.warning("handoff_expired", request_id=self._client.request_id, engine=entry.id, producer=producer.id)
+            return self._retried(self._attempt.expired(now, shared.draws.random()), "handoff_expired")
+        if self._handoff is None and not (isinstance(result, LegEnd) and result.idle_closed):
+            shared.legs.pairs.saw(producer, entry)
+        if isinstance(result, LegEnd) and result.outcome is Outcome.STREAM_COMPLETE:
+            self._succeeded(leg, Outcome.STREAM_COMPLETE)
+            self._measure()
+            return self._attempt.answered()
+        if isinstance(result, Answer) and result.status == _OK:
+            self._succeeded(leg, Outcome.ANSWER_COMPLETE)
+            self._answer = result
+            return self._attempt.answered()
+        return self._other(leg, result)
+
+    def _other(self, leg: _Leg, result: Result) -> Step:
+        """A leg that did not do its work: an answer that is not 200, or no answer."""
+        if isinstance(result, LegEnd):
+            return self._failed(leg, result)
+        outcome = of_status(result.status)
+        if outcome is Outcome.CLIENT_ERROR:
+            self._succeeded(leg, outcome)
+            self._answer = result
+            self._abandoned(leg)
+            return self._attempt.answered()
+        wait = result.header(b"retry-after")
+        return self._failed(
+            leg,
+            LegEnd(
+                outcome,
+                result.status,
+                wait if RETRY_AFTER.fullmatch(wait) else "",
+                detail=f"HTTP {result.status}: {result.body[:_DETAIL_CHARACTERS].decode('utf-8', 'replace')}",
+            ),
+        )
+
+    async def _run(self, leg: _Leg, step: StartLeg, body: bytes) -> Result:
+        """Run a leg to its end, with its residency around it."""
+        inflight, engine = self._shared.inflight, leg.entry.id
+        inflight.begin(engine)
+        try:
+            result = await self._exchange(leg, step, body, fresh=step.fresh)
+            if isinstance(result, LegEnd) and result.idle_closed:
+                self._shared.legs.drop_idle(leg.entry.url)
+                if leg.phase is Phase.PREFILL:
+                    result = await self._exchange(leg, step, body, fresh=True)
+        except asyncio.CancelledError:
+            self._neutral(leg, Outcome.LOCAL if self._cut else Outcome.CANCELLED)
+            raise
+        finally:
+            inflight.end(engine)
+        return result
+
+    async def _exchange(self, leg: _Leg, step: StartLeg, body: bytes, *, fresh: bool) -> Result:
+        """One request to an engine and its result."""
+        shared, url = self._shared, leg.entry.url
+        connection = None if fresh else shared.legs.reuse(url)
+        if connection is None:
+            made = await shared.legs.connect(url, self._due)
+            if isinstance(made, LegEnd):
+                return made
+            connection = made
+        now = shared.clock.monotonic()
+        if leg.phase is Phase.DECODE:
+            if not self._attempt.may_dispatch(now):
+                connection.release()  # unused
+                return EXPIRED
+            self._attempt.dispatched()
+            self._handoff = None
+        self._connection = connection
+        stream = None
+        if leg.kind is LegKind.FIRST_TOKEN:
+            transport = self._client.transport
+            if transport is None:
+                connection.abort()
+                raise asyncio.CancelledError
+            answer_head = self._client.stream_head()
+            stream = self._stream = StreamRelay(connection, self, transport, answer_head, chunked=self._client.http11)
+        head = shared.legs.head(url, self._request.route.value, self._settings.engine.api_key)
+        head = b"%bX-Request-Id: %b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
+            head,
+            self._client.request_id.encode(),
+            step.attempt,
+            leg.phase.value.encode(),
+            b"traceparent: %b\r\n" % self._client.traceparent.encode() if self._client.traceparent else b"",
+            len(body),
+        )
+        try:
+            return await connection.start(head, body, leg.kind, self._limits(leg, now), stream)
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        finally:
+            self._connection = None
+
+    def _limits(self, leg: _Leg, now: float) -> Limits:
+        engine = self._settings.engine
+        if leg.kind is LegKind.PREFILL:
+            return Limits(now + self._settings.serving.prefill_timeout_s, 0.0, self._due)
+        if leg.kind is LegKind.ANSWER:
+            return Limits(now + engine.decode_read_timeout_s, engine.decode_read_timeout_s, self._due)
+        first_s = engine.kv_first_pull_timeout_s if self._first_pull else engine.first_token_timeout_s
+        return Limits(now + first_s, 0.0, self._due)
+
+    # --- what was seen ---
+
+    def _succeeded(self, leg: _Leg, outcome: Outcome) -> None:
+        entry = leg.entry
+        self._shared.metrics.leg(entry.id, leg.phase, outcome)
+        self._shared.reporter.success(entry.id, leg.phase, entry.incarnation, outcome)
+
+    def _neutral(self, leg: _Leg, outcome: Outcome) -> None:
+        entry = leg.entry
+        self._shared.metrics.leg(entry.id, leg.phase, outcome)
+        self._shared.reporter.neutral(entry.id, leg.phase, entry.incarnation, outcome)
+
+    def _failed(self, leg: _Leg, end: LegEnd) -> Step:
+        """Tell of a leg that failed, and ask the machine what follows."""
+        shared, entry = self._shared, leg.entry
+        now = shared.clock.monotonic()
+        log.warning(
+            "leg_failed",
+            request_id=self._client.request_id,
+            engine=entry.id,
+            phase=leg.phase.value,
+            outcome=end.outcome.value,
+            status=end.status,
+            attempt=self._attempt.number,
+            detail=end.detail,
+        )
+        number = self._attempt.number
+        output = self._stream is not None and self._stream.started
+        step = self._attempt.leg_failed(entry.id, end, output=output, now=now, draw=shared.draws.random())
+        if end.idle_closed and isinstance(step, StartLeg):
+            return step  # no failure (spec V9): one more attempt follows
+        if end.outcome in NEUTRALS:
+            self._neutral(leg, end.outcome)
+            return step
+        shared.metrics.leg(entry.id, leg.phase, end.outcome)
+        producer = self._producer if leg.phase is Phase.DECODE else None
+        failure = LegFailure(
+            outcome=end.outcome,
+            producer=producer.id if producer else "",
+            producer_incarnation=producer.incarnation if producer else 0,
+            status=end.status,
+            detail=end.detail[:_DETAIL_CHARACTERS],
+            request_id=f"{self._client.request_id}-{number}-{leg.phase.value}",
+            elapsed_s=now - leg.started_at,
+        )
+        shared.reporter.failure(
+            Run(engine=entry.id, phase=leg.phase, incarnation=entry.incarnation, outcome=end.outcome, failure=failure)
+        )
+        return self._retried(step, end.outcome.value)
+
+    def _retried(self, step: Step, reason: str) -> Step:
+        if isinstance(step, Backoff):
+            self._shared.metrics.retry(reason)
+            self._stream = None
+            if self._handoff is not None:
+                self._handoff = None
+                self._shared.metrics.handoffs_abandoned += 1
+        return step
+
+    def _abandoned(self, leg: _Leg) -> None:
+        """The decode engine refused the request before it read the handoff."""
+        if leg.phase is Phase.DECODE:
+            self._shared.metrics.handoffs_abandoned += 1
+
+    def _measure(self) -> None:
+        stream = self._stream
+        if stream is not None and stream.events > 1:
+            spent = self._shared.clock.monotonic() - self._first_token_at
+            self._shared.metrics.tpot_seconds.observe(spent / (stream.events - 1))
+
+    # --- the end ---
+
+    async def _finish(self, step: Fail | Pass) -> None:
+        client, stream = self._client, self._stream
+        if isinstance(step, Fail):
+            self.fault = Fault.CLOSED if self._cut else step.fault
+            told = self._told(step)
+            if stream is None or not stream.started:
+                client.refuse(told)
+            else:
+                stream.fail(told.event)
+        elif self._answer is not None:
+            answer = self._answer
+            encoding = answer.header(b"content-encoding")
+            client.send(
+                answer.status,
+                answer.body,
+                answer.header(b"content-type") or "application/json",
+                extra=f"Content-Encoding: {encoding}\r\n" if encoding else "",
+            )
+        if client.connection.writing_paused:
+            await client.connection.drained(0.0 if self._cut else self._due - self._shared.clock.monotonic())
+
+    def _told(self, step: Fail) -> Reply:
+        if self._cut:
+            return reply(Fault.CLOSED, code=NotReady.DRAINING.value)
+        return reply(step.fault, phase=step.phase, retry_after=step.retry_after)

@@ -1,0 +1,172 @@
+"""A decode stream on its way to the client: an engine's bytes in, the same bytes out, watched for how they end.
+
+Decides: when output begins (at the first token, never before), and how a stream has ended. Holds back an event until it
+is whole, nothing longer. It cannot see: engines, retries, reports.
+"""
+
+import asyncio
+from typing import Protocol
+
+from narwhal.proxy.attempt import LegEnd
+from narwhal.proxy.outcome import OUTCOMES, LegKind, Seen
+from narwhal.proxy.sse import Event, classify, find_end
+from narwhal.vocabulary import Outcome
+
+MAX_EVENT_BYTES = 4_194_304  # one event, or all that comes before the first token
+
+_FAST_START = b"data: {"
+_ERROR_KEY = b'"error"'
+_END = b"\n\n"
+_SHOWN_BYTES = 300  # of an error event, to operators
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Source(Protocol):
+    """The engine's connection, as far as a stream steers it."""
+
+    def settle(self, end: LegEnd, *, abort: bool) -> None:
+        """The leg has ended so."""
+
+
+class Listener(Protocol):
+    """Hears of the first token before its bytes are written."""
+
+    def first_token(self) -> None:
+        """Output begins."""
+
+
+class StreamRelay:
+    """One client's stream. A fresh one for each decode leg; `started` says whether output has begun."""
+
+    __slots__ = (
+        "_chunked",
+        "_fast",
+        "_head",
+        "_held",
+        "_listener",
+        "_scanned",
+        "_source",
+        "_tail",
+        "_transport",
+        "ended",
+        "error_passed",
+        "events",
+        "started",
+    )
+
+    def __init__(
+        self, source: Source, listener: Listener, transport: asyncio.WriteTransport, head: bytes, *, chunked: bool
+    ) -> None:
+        """`head`: the client's response head, written with the first bytes. Not `chunked`: the connection's end ends
+        the body (HTTP/1.0)."""
+        self._source = source
+        self._listener = listener
+        self._transport = transport
+        self._head = head
+        self._chunked = chunked
+        self._held = b""  # whole events before the first token
+        self._tail = b""  # the beginning of an event
+        self._scanned = 0  # bytes of it that are known to hold no end
+        self._fast = False
+        self.started = False
+        self.ended = False
+        self.error_passed = False
+        self.events = 0
+
+    # --- from the engine ---
+
+    def feed(self, data: bytes) -> None:
+        """A piece of the stream."""
+        # What nearly every piece is: one whole event after the first token, no error, not the marker.
+        if self._fast and data.startswith(_FAST_START) and data.find(_END) == len(data) - 2 and _ERROR_KEY not in data:
+            self.events += 1
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            return
+        if not self.ended:
+            self._scan(self._tail + data if self._tail else data)
+
+    def complete(self) -> None:
+        """The engine has ended its answer."""
+        if self.ended:
+            return
+        if self._tail and classify(self._tail, token_seen=self.started) is Event.MARKER:
+            self._scan(self._tail + _END)  # the marker without its blank line, which nothing can follow any more
+            if self.ended:
+                return
+        kind = LegKind.STREAM if self.started else LegKind.FIRST_TOKEN
+        self._end(OUTCOMES[Seen.CLOSED_DURING][kind], "ended without its terminal marker", abort=False)
+
+    def _scan(self, buffer: bytes) -> None:
+        """Take every whole event from `buffer`; what is left stays for the next piece."""
+        self._fast = False
+        at = 0
+        while (end := find_end(buffer, at, self._scanned)) >= 0:
+            self._scanned = 0
+            event = classify(buffer[at:end], token_seen=self.started)
+            if event is Event.BROKEN:
+                self._pass_on(buffer[:at])
+                self._end(Outcome.STREAM_MALFORMED, "not an event", abort=True)
+                return
+            if event is Event.MARKER or event is Event.ERROR:
+                self._last(event, buffer[:end])
+                return
+            if event is Event.TOKEN and not self.started:
+                self.started = True
+                self._listener.first_token()
+            self.events += self.started
+            at = end
+        self._pass_on(buffer[:at])
+        self._tail = buffer[at:]
+        self._scanned = len(self._tail)
+        self._fast = self.started and not self._tail
+        if len(self._tail) + len(self._held) > MAX_EVENT_BYTES:
+            self._end(Outcome.STREAM_MALFORMED, f"more than {MAX_EVENT_BYTES} bytes without an end", abort=True)
+
+    def _last(self, event: Event, data: bytes) -> None:
+        """The marker or an error event; `data` goes up to its end."""
+        if event is Event.ERROR:
+            if self.started:
+                self.error_passed = True
+                self._pass_on(data)
+            self._end(Outcome.ERROR_EVENT, f"an error event: {data[-_SHOWN_BYTES:]!r}", abort=True)
+        elif not self.started:
+            self._end(Outcome.MARKER_WITHOUT_TOKEN, "its terminal marker came before any token", abort=True)
+        else:
+            self._write(data, last=True)
+            self._end(Outcome.STREAM_COMPLETE, "", abort=False)
+
+    def _end(self, outcome: Outcome, detail: str, *, abort: bool) -> None:
+        self.ended = True
+        self._fast = False
+        self._tail = self._held = b""
+        self._source.settle(LegEnd(outcome, detail=detail), abort=abort)
+
+    # --- to the client ---
+
+    def fail(self, event: bytes) -> None:
+        """After output: tell of the fault, once, and end the body without a marker."""
+        self.ended = True
+        self._fast = False
+        self._write(b"" if self.error_passed else event, last=True)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Whole events: on to the client, or held until the first token has come."""
+        if self.started:
+            self._write(data)
+        else:
+            self._held += data
+
+    def _write(self, data: bytes, *, last: bool = False) -> None:
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        if self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if last:
+                data += LAST_CHUNK
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        if data:
+            self._transport.write(data)
