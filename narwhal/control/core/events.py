@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from narwhal.control.core.settings import CoreSettings
 from narwhal.reports import Batch, ProxyKey
-from narwhal.vocabulary import Check, Stage, Verdict
+from narwhal.vocabulary import Check, Outcome, Stage, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,65 @@ class CheckAnswered:
     number: int
     check: Check
     result: CheckResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthAnswered:
+    """A `ProbeHealth` came back. Dropped unless incarnation and number are those last asked for.
+
+    `outcome`: None for a 200. Otherwise what was seen: REFUSED, UNREACHABLE, RESET, TLS_FAILED, CONNECT_TIMEOUT,
+    READ_TIMEOUT (no answer in time), ANSWER_CUT, HTTP_408, HTTP_429, HTTP_5XX, CLIENT_ERROR for every other status, and
+    LOCAL when it could not be asked (no control connection in time, or a cause of control's own).
+    """
+
+    engine: str
+    incarnation: int
+    number: int
+    outcome: Outcome | None
+    status: int = 0  # HTTP status, 0 without an answer
+    detail: str = ""  # what was seen, in words, for people: `GET /health answered 404`
+    latency_s: float = 0.0
+    identity: ProcessIdentity | None = None  # None when it was not asked for or not to be had
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegSeen:
+    """What one leg of an inference probe came to: any `Outcome` that a proxy could see, LOCAL when no control connection
+    was to be had in time."""
+
+    outcome: Outcome
+    status: int = 0
+    detail: str = ""
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceAnswered:
+    """A `ProbeInference` came back. Dropped unless incarnation and number are those last asked for."""
+
+    engine: str
+    incarnation: int
+    number: int
+    produced: LegSeen | None  # the prefill leg; None when it was not begun
+    consumed: LegSeen | None  # the decode leg, or the completion without a handoff; None when it was not begun
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EjectCommand:
+    """An operator takes an engine out. Raises `CommandRefusedError` when it is not in service."""
+
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCommand:
+    """An operator asks for an inference probe now, or for a try of the gate when the engine is out.
+
+    Raises `CommandRefusedError` when a probe or a gate is under way. The answer is told by events.
+    """
+
+    engine: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +181,32 @@ class Woke:
     """The instant `next_due()` named has come."""
 
 
-Input = Reported | CheckAnswered | ProxyConnected | ProxyAcked | ProxyNacked | ProxyLost | ProxyLeft | PassEnded | Woke
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reloaded:
+    """The fleet file was read again: another set of engines, other numbers. The fleet's name is the same."""
+
+    settings: CoreSettings
+
+
+Answer = CheckAnswered | HealthAnswered | InferenceAnswered
+Command = EjectCommand | ProbeCommand
+FromProxy = Reported | ProxyConnected | ProxyAcked | ProxyNacked | ProxyLost | ProxyLeft
+Input = FromProxy | Answer | Command | PassEnded | Woke | Reloaded
+
+
+class Refusal(StrEnum):
+    """Why a command cannot be done."""
+
+    NOT_FOUND = "not found"
+    PRECONDITION = "failed precondition"
+
+
+class CommandRefusedError(Exception):
+    """The command cannot be done, and nothing was changed. The message says why, for the operator."""
+
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -133,9 +218,22 @@ class EventKind(StrEnum):
     ENGINE_JOINED = "engine_joined"
     ENGINE_READMITTED = "engine_readmitted"
     ENGINE_EJECTED = "engine_ejected"
+    ENGINE_ADDED = "engine_added"
+    ENGINE_REMOVED = "engine_removed"
+    ENGINE_CHANGED = "engine_changed"
     ENGINE_CHECK_FAILED = "engine_check_failed"
     HOLD_PLACED = "hold_placed"
     HOLD_ENDED = "hold_ended"
+    LAST_ENGINE_KEPT = "last_engine_kept"  # serves in spite of a soft hold (spec H2)
+    HEALTH_CHANGED = "health_changed"
+    PROBE_STARTED = "probe_started"
+    PROBE_ENDED = "probe_ended"
+    RELAPSED = "relapsed"
+    PRODUCER_BLAMED = "producer_blamed"
+    CONTROL_CUT_OFF = "control_cut_off"  # the sweep says so, not that the engines are dead (spec L4)
+    CONTROL_BACK = "control_back"
+    PROXY_SUSPECT = "proxy_suspect"  # it is itself the fault (spec F12)
+    PROXY_TRUSTED = "proxy_trusted"
     PROXY_CONNECTED = "proxy_connected"
     PROXY_LOST = "proxy_lost"
     PROXY_LEFT = "proxy_left"
@@ -184,4 +282,44 @@ class RunCheck:
     timeout_s: float = 0.0  # for each answer of the engine
 
 
-Effect = Record | RunCheck
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeHealth:
+    """Ask one engine for its health through the control pool, and answer with `HealthAnswered`, always."""
+
+    engine: str
+    url: str
+    incarnation: int
+    number: int
+    timeout_s: float  # for an HTTP answer, once a control connection is there
+    identity: bool = False  # read the process identity too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """One engine that a probe speaks to."""
+
+    engine: str
+    url: str
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeInference:
+    """Run one inference through the control pool, and answer with `InferenceAnswered`, always.
+
+    With a producer: take the consumer's connection first, so that a consumer that cannot be reached leaves no KV behind
+    (then `produced` is None); a prefill leg on the producer; the decode leg on the consumer reads its handoff. Without:
+    a completion without a handoff on the consumer. The decode leg streams `tokens` tokens to its terminal marker.
+    """
+
+    engine: str  # on whose account; producer, consumer or both may be others
+    incarnation: int
+    number: int
+    model: str
+    tokens: int
+    producer: Target | None
+    consumer: Target
+    silence_s: float  # a leg that gives nothing for this long has failed (spec F6)
+
+
+Effect = Record | RunCheck | ProbeHealth | ProbeInference

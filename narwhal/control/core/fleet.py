@@ -25,6 +25,7 @@ from narwhal.control.core.events import (
     ProxyLost,
     ProxyNacked,
     Record,
+    Reloaded,
     Reported,
     Woke,
 )
@@ -34,6 +35,7 @@ from narwhal.control.core.persistence import (
     load_cursors,
     load_engine,
     load_proxies,
+    moved,
     save_cursors,
     save_engine,
     save_proxies,
@@ -42,7 +44,7 @@ from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.publication import PlacementContent, outside, unstored
 from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.render import engine_view, entry
-from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import FleetView
 from narwhal.reports import Batch, ProxyKey
@@ -67,14 +69,17 @@ class Fleet:
         self._tallies = Tallies()
         self._readmission = Readmission(settings)
         self._engines: dict[str, Engine] = {}
+        self._numbers = epoch << 32  # where the numbers of an engine's checks begin
         self._reason: str | None = None  # of not being ready, as told last
+        self._decided = 0  # decisions on engines that are gone, so that revisions only rise
+        self._counted = 0
         self._content: tuple[tuple[int, str], float | None, PlacementContent] | None = None
         if saved is not None:
             self._load_rest(saved, now)
         for spec in settings.engines:
             known = saved.engines.get(spec.id) if saved is not None else None
             engine = joining(spec, now=now) if known is None else load_engine(spec, known, settings, now=now)
-            engine.numbers = epoch << 32
+            engine.numbers = self._numbers
             self._engines[spec.id] = engine
             if engine.standing is Standing.JOINING:
                 self._readmission.join(engine, now=now)
@@ -129,6 +134,8 @@ class Fleet:
                 decisions += self._proxy_moved(event, now)
             case PassEnded():
                 decisions += self._monitor.pass_ended(event, now=now)
+            case Reloaded():
+                decisions += self._reloaded(event.settings, now)
             case Woke():
                 decisions += self._readmission.tick(self._engines, now=now, prompt_only=True)
         return decisions
@@ -172,6 +179,62 @@ class Fleet:
     def _is_connected(self, key: ProxyKey) -> bool:
         proxy = self._proxies.find(key)
         return proxy is not None and proxy.connected
+
+    # --- another fleet file -------------------------------------------------------------------------------------------
+
+    def _reloaded(self, settings: CoreSettings, now: float) -> list[Decision]:
+        """Engines come, go and change; those that stay keep their holds (spec S2)."""
+        self._settings = settings
+        self._monitor.configure(failure_limit=settings.monitor_failure_limit)
+        self._proxies.configure(max_age_s=settings.placement_max_age_s)
+        self._readmission.configure(settings)
+        before, self._engines = self._engines, {}
+        decisions: list[Decision] = []
+        for engine in before.values():
+            if all(spec.id != engine.id for spec in settings.engines):
+                decisions.append(self._remove(engine))
+        for spec in settings.engines:
+            known = before.get(spec.id)
+            if known is None:
+                self._engines[spec.id] = joining(spec, now=now)
+                self._engines[spec.id].numbers = self._numbers
+                self._readmission.join(self._engines[spec.id], now=now)
+                decisions.append(_changed(EventKind.ENGINE_ADDED, spec, "added to the fleet"))
+            else:
+                self._engines[spec.id] = known
+                if known.spec != spec:
+                    decisions.append(self._change(known, spec, now))
+        self._decided += 1
+        return decisions
+
+    def _remove(self, engine: Engine) -> Decision:
+        """Nothing of it remains but its share of the totals."""
+        self._readmission.forget(engine.id)
+        for outcome, count in engine.outcomes.items():
+            self._tallies.unknown[outcome] = self._tallies.unknown.get(outcome, 0) + count
+        self._decided += engine.decided
+        self._counted += engine.counted
+        # An engine that is added under this id later must not take its answers for its own.
+        self._numbers = max(self._numbers, engine.numbers)
+        return _changed(EventKind.ENGINE_REMOVED, engine.spec, "removed from the fleet")
+
+    def _change(self, engine: Engine, spec: EngineSpec, now: float) -> Decision:
+        """The same engine with other properties; at another address it is another engine (spec R8)."""
+        before = engine.spec
+        if spec.url != before.url:
+            self._readmission.forget(engine.id)
+            other = moved(engine, spec, now=now)
+            other.numbers = engine.numbers
+            self._decided += engine.decided - other.decided if other is not engine else 0
+            self._counted += engine.counted - other.counted if other is not engine else 0
+            self._engines[spec.id] = other
+            self._readmission.join(other, now=now)
+            return _changed(EventKind.ENGINE_CHANGED, spec, f"its address changed from {before.url}")
+        engine.spec = spec
+        if spec.role is not before.role or spec.pinned:
+            engine.role = spec.role
+        engine.decided += 1
+        return _changed(EventKind.ENGINE_CHANGED, spec, "its entry in the fleet file changed")
 
     # --- what one machine decides, the others learn -------------------------------------------------------------------
 
@@ -238,12 +301,13 @@ class Fleet:
     @property
     def revision(self) -> int:
         """Rises with every durable decision; persist at once."""
-        return sum(engine.decided for engine in self._engines.values())
+        return self._decided + sum(engine.decided for engine in self._engines.values())
 
     @property
     def counters_revision(self) -> int:
         """Rises with counters, streaks, report cursors and the roster of proxies; the next pass persists."""
-        return self._tallies.changed + self._proxies.changed + sum(e.counted for e in self._engines.values())
+        counted = self._counted + sum(engine.counted for engine in self._engines.values())
+        return self._tallies.changed + self._proxies.changed + counted
 
     def incarnations(self) -> dict[str, int]:
         """The incarnation of each engine, 0 for one that was never admitted."""
@@ -317,6 +381,10 @@ class Fleet:
     def _not_ready(self, candidates: tuple[Candidate, ...]) -> str:
         """The first reason of spec M9 that the core can see."""
         return self._closed() or (NotReady.NO_ENGINES if uncovered(candidates) else "")
+
+
+def _changed(kind: EventKind, spec: EngineSpec, words: str) -> Record:
+    return Record(kind=kind, message=f"engine {spec.id}: {words}", engine=spec.id)
 
 
 def hold_ended(engine: Engine, held: Held) -> Record:

@@ -29,6 +29,10 @@ class Monitor:
         self._errors: dict[tuple[Stage, str], _Errors] = {}
         self._failing: frozenset[tuple[Stage, str]] = frozenset()
 
+    def configure(self, *, failure_limit: int) -> None:
+        """The fleet file changed."""
+        self._limit = failure_limit
+
     @property
     def degraded(self) -> str:
         """`monitoring degraded: <stage> <class>`, or empty."""

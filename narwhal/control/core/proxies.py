@@ -52,6 +52,10 @@ class Proxies:
         self._slots: dict[tuple[str, int], Proxy] = {}
         self.changed = 0  # rises when the set of processes, or who of them is connected, does
 
+    def configure(self, *, max_age_s: float) -> None:
+        """The fleet file changed. Proxies that are lost already count as long as was said when they were."""
+        self._max_age_s = max_age_s
+
     def find(self, key: ProxyKey) -> Proxy | None:
         """The proxy of exactly this boot."""
         proxy = self._slots.get((key.id, key.slot))

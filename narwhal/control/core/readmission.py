@@ -67,6 +67,10 @@ class Readmission:
         self._settings = settings
         self.gates: dict[str, Gate] = {}
 
+    def configure(self, settings: CoreSettings) -> None:
+        """The fleet file changed. Gates keep their instants."""
+        self._settings = settings
+
     # --- who comes to the gate, and when ------------------------------------------------------------------------------
 
     def join(self, engine: Engine, *, now: float) -> None:

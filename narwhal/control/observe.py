@@ -1,0 +1,98 @@
+"""What happened, told once and rendered three ways: a log line, an entry of the bounded journal, a count.
+
+The words of a record are the core's (or the shell's, for what the process itself does); nothing is phrased here.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from narwhal.clock import Clock
+from narwhal.control.core.events import EventKind, Record
+
+# Kinds that an operator may have to act on; everything else is information.
+_WARNINGS = frozenset(
+    {
+        EventKind.ENGINE_CHECK_FAILED,
+        EventKind.PROXY_LOST,
+        EventKind.PLACEMENT_REFUSED,
+        EventKind.STAGE_FAILED,
+        EventKind.NOT_READY,
+        EventKind.HANDOFF_NOT_RESUMED,
+        EventKind.STORE_FAILED,
+        EventKind.RELOAD_REFUSED,
+    }
+)
+_ERRORS = frozenset({EventKind.MONITOR_DEGRADED, EventKind.CONTROL_FENCED, EventKind.INPUT_FAILED})
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One journal entry."""
+
+    sequence: int  # from 1, rising by one
+    at: float  # seconds since the Unix epoch
+    record: Record
+
+
+class Observer:
+    """Takes records; one per process."""
+
+    def __init__(self, clock: Clock, *, capacity: int = 4096) -> None:
+        """`capacity`: entries that are kept for those who come later."""
+        self._clock = clock
+        self._entries: deque[Entry] = deque(maxlen=capacity)
+        self._sequence = 0
+        self._news = asyncio.Event()
+        self.counts: Counter[EventKind] = Counter()
+
+    def record(self, record: Record) -> None:
+        """Tells everybody of one event."""
+        self._sequence += 1
+        self.counts[record.kind] += 1
+        self._entries.append(Entry(sequence=self._sequence, at=self._clock.wall(), record=record))
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        write_log(record)
+
+    def after(self, sequence: int) -> list[Entry]:
+        """The entries after `sequence` that are still kept, oldest first; all of them after a sequence that this
+        process has not reached, since it was another process's."""
+        missing = self._sequence - sequence if 0 <= sequence <= self._sequence else self._sequence
+        if not missing:
+            return []
+        if missing >= len(self._entries):
+            return list(self._entries)
+        return [self._entries[i] for i in range(len(self._entries) - missing, len(self._entries))]
+
+    async def follow(self, sequence: int) -> AsyncIterator[Entry]:
+        """The entries after `sequence`, then new ones, without end. Who reads too slowly misses entries and sees a gap
+        in their sequence; nothing is queued for a reader."""
+        while True:
+            news = self._news
+            for entry in self.after(sequence):
+                sequence = entry.sequence
+                yield entry
+            if sequence == self._sequence:
+                await news.wait()
+
+
+def write_log(record: Record) -> None:
+    """The log line of a record."""
+    fields: dict[str, str] = {"kind": record.kind.value, **_named(record.fields)}
+    if record.engine:
+        fields["engine"] = record.engine
+    if record.proxy:
+        fields["proxy"] = record.proxy
+    level = "error" if record.kind in _ERRORS else "warning" if record.kind in _WARNINGS else "info"
+    getattr(log, level)(record.message, **fields)
+
+
+def _named(fields: Mapping[str, str]) -> dict[str, str]:
+    """Fields whose names do not collide with those every line has."""
+    return {(f"{name}_" if name in ("event", "level", "timestamp", "kind") else name): v for name, v in fields.items()}
