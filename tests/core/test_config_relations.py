@@ -51,18 +51,6 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
         {"controller": {"min_prefill": 2}},
         ["controller.min_decode: must be at most 0, what controller.min_prefill (2) leaves of 2 engines, got 1"],
     ),
-    (
-        {"engines": ATTESTED},
-        [
-            "engines[0].attestation_url: needs engine_contract, against which the document is checked",
-            "engines[1].attestation_url: needs engine_contract, against which the document is checked",
-        ],
-    ),
-    (
-        {"engines": [ATTESTED[0], PAIR[1]], "engine_contract": {"image": "x"}},
-        ["engines[1].attestation_url: must be given, since engine_contract is"],
-    ),
-    ({"engines": ATTESTED, "engine_contract": {}}, ["engine_contract: must name at least one field"]),
     ({"store": {"kind": "etcd"}}, ["store.endpoints: must be given when store.kind is etcd"]),
     ({"store": {"endpoints": ["http://h:1"]}}, ["store.endpoints: needs store.kind etcd, got file"]),
     ({"store": {"ca": "x"}}, ["store.ca: needs store.kind etcd, got file"]),
@@ -160,6 +148,21 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
     ),
 ]
 
+UNATTESTED: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"engines": ATTESTED},
+        [
+            "engines[0].attestation_url: needs engine_contract, against which the document is checked",
+            "engines[1].attestation_url: needs engine_contract, against which the document is checked",
+        ],
+    ),
+    (
+        {"engines": [ATTESTED[0], PAIR[1]], "engine_contract": {"image": "x"}},
+        ["engines[1].attestation_url: must be given, since engine_contract is"],
+    ),
+    ({"engines": ATTESTED, "engine_contract": {}}, ["engine_contract: must name at least one field"]),
+]
+
 KEPT: list[dict[str, Any]] = [
     {"engines": [engine("only")]},
     {"engines": [engine("p", pinned=True), engine("d", "decode", pinned=True)]},
@@ -189,6 +192,12 @@ KEPT: list[dict[str, Any]] = [
 
 
 @pytest.mark.rule("R7")
+@pytest.mark.parametrize(("sections", "expected"), UNATTESTED)
+def test_attestation_takes_a_document_and_a_contract(sections: dict[str, Any], expected: list[str]) -> None:
+    assert problems(**sections) == expected
+    assert problems(engines=ATTESTED, engine_contract={"image": "x"}) == []
+
+
 @pytest.mark.parametrize(("sections", "expected"), BROKEN)
 def test_broken(sections: dict[str, Any], expected: list[str]) -> None:
     assert problems(**sections) == expected
