@@ -217,3 +217,15 @@ class Event(_message.Message):
     proxy: str
     fields: _containers.ScalarMap[str, str]
     def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., engine_id: _Optional[str] = ..., proxy: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class GetHandoffRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StateHandoff(_message.Message):
+    __slots__ = ("document", "epoch")
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    document: bytes
+    epoch: int
+    def __init__(self, document: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...

@@ -50,6 +50,11 @@ class FleetServiceStub:
                 request_serializer=narwhal_dot_v1_dot_fleet__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=narwhal_dot_v1_dot_fleet__pb2.Event.FromString,
                 _registered_method=True)
+        self.GetHandoff = channel.unary_unary(
+                '/narwhal.v1.FleetService/GetHandoff',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.StateHandoff.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -71,7 +76,15 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Events since a sequence, then new ones as they happen when asked to follow.
+        """Events since a sequence, then new ones as they happen when asked to follow. A stream that follows is ended after
+        an hour: ask again after the last sequence received.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHandoff(self, request, context):
+        """The state handoff as it is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +107,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.WatchEvents,
                     request_deserializer=narwhal_dot_v1_dot_fleet__pb2.WatchEventsRequest.FromString,
                     response_serializer=narwhal_dot_v1_dot_fleet__pb2.Event.SerializeToString,
+            ),
+            'GetHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHandoff,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.StateHandoff.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class FleetService:
             '/narwhal.v1.FleetService/WatchEvents',
             narwhal_dot_v1_dot_fleet__pb2.WatchEventsRequest.SerializeToString,
             narwhal_dot_v1_dot_fleet__pb2.Event.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/GetHandoff',
+            narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.StateHandoff.FromString,
             options,
             channel_credentials,
             insecure,

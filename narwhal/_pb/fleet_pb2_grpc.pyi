@@ -38,7 +38,11 @@ class FleetServiceStub:
     ListProxies: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListProxiesRequest, _fleet_pb2.ListProxiesResponse]
     """The proxies that are known, connected or lost."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchEventsRequest, _fleet_pb2.Event]
-    """Events since a sequence, then new ones as they happen when asked to follow."""
+    """Events since a sequence, then new ones as they happen when asked to follow. A stream that follows is ended after
+    an hour: ask again after the last sequence received.
+    """
+    GetHandoff: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetHandoffRequest, _fleet_pb2.StateHandoff]
+    """The state handoff as it is stored."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -50,7 +54,11 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ListProxies: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListProxiesRequest, _fleet_pb2.ListProxiesResponse]  # type: ignore[assignment]
     """The proxies that are known, connected or lost."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchEventsRequest, _fleet_pb2.Event]  # type: ignore[assignment]
-    """Events since a sequence, then new ones as they happen when asked to follow."""
+    """Events since a sequence, then new ones as they happen when asked to follow. A stream that follows is ended after
+    an hour: ask again after the last sequence received.
+    """
+    GetHandoff: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetHandoffRequest, _fleet_pb2.StateHandoff]  # type: ignore[assignment]
+    """The state handoff as it is stored."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators and standbys. A standby answers FAILED_PRECONDITION with the active's address in the details."""
@@ -77,6 +85,16 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.Event], _abc.AsyncIterator[_fleet_pb2.Event]]:
-        """Events since a sequence, then new ones as they happen when asked to follow."""
+        """Events since a sequence, then new ones as they happen when asked to follow. A stream that follows is ended after
+        an hour: ask again after the last sequence received.
+        """
+
+    @_abc_1.abstractmethod
+    def GetHandoff(
+        self,
+        request: _fleet_pb2.GetHandoffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.StateHandoff, _abc.Awaitable[_fleet_pb2.StateHandoff]]:
+        """The state handoff as it is stored."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

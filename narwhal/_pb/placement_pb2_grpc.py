@@ -60,7 +60,8 @@ class PlacementServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlacement(self, request, context):
-        """Read-only: the same placement, for any other service. Never sees less than a proxy does.
+        """Read-only: the same placement, for any other service. Never sees less than a proxy does. Ended after an hour with
+        a farewell: subscribe again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

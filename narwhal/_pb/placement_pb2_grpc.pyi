@@ -38,7 +38,9 @@ class PlacementServiceStub:
     The first message in must be a hello. Ends with UNAVAILABLE when this process is fenced or superseded.
     """
     WatchPlacement: _grpc.UnaryStreamMultiCallable[_placement_pb2.WatchPlacementRequest, _placement_pb2.PlacementMessage]
-    """Read-only: the same placement, for any other service. Never sees less than a proxy does."""
+    """Read-only: the same placement, for any other service. Never sees less than a proxy does. Ended after an hour with
+    a farewell: subscribe again.
+    """
 
 @_typing.type_check_only
 class PlacementServiceAsyncStub(PlacementServiceStub):
@@ -50,7 +52,9 @@ class PlacementServiceAsyncStub(PlacementServiceStub):
     The first message in must be a hello. Ends with UNAVAILABLE when this process is fenced or superseded.
     """
     WatchPlacement: _aio.UnaryStreamMultiCallable[_placement_pb2.WatchPlacementRequest, _placement_pb2.PlacementMessage]  # type: ignore[assignment]
-    """Read-only: the same placement, for any other service. Never sees less than a proxy does."""
+    """Read-only: the same placement, for any other service. Never sees less than a proxy does. Ended after an hour with
+    a farewell: subscribe again.
+    """
 
 class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
     """Streams placement. Served by every control process; only the active one sends placement."""
@@ -71,6 +75,8 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _placement_pb2.WatchPlacementRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_placement_pb2.PlacementMessage], _abc.AsyncIterator[_placement_pb2.PlacementMessage]]:
-        """Read-only: the same placement, for any other service. Never sees less than a proxy does."""
+        """Read-only: the same placement, for any other service. Never sees less than a proxy does. Ended after an hour with
+        a farewell: subscribe again.
+        """
 
 def add_PlacementServiceServicer_to_server(servicer: PlacementServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
