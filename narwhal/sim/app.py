@@ -66,6 +66,9 @@ def _number(name: str, help_text: str) -> Callable[[Any], Any]:
     metavar="[ID:]NAME[=VALUE][,KEY=VALUE…]",
     help="A fault from the start (`narwhal-sim faults` lists them); repeatable.",
 )
+@click.option(
+    "--empty-short-handoffs", is_flag=True, help="Handoffs of prompts shorter than one KV block name no blocks."
+)
 @_number("prefill_base_ms", "Milliseconds of every prefill.")
 @_number("prefill_ms_per_token", "Milliseconds of prefill per prompt token.")
 @_number("tpot_ms", "Milliseconds between output tokens.")

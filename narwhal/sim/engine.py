@@ -54,7 +54,12 @@ class Engine:
         self.siblings: Mapping[str, Engine] = {options.id: self}
         """The engines of this operating-system process by id."""
         self.faults = FaultSet()
-        self.ledger = Ledger(producer=options.id, lease_s=options.kv_lease_s, block_size=options.block_size)
+        self.ledger = Ledger(
+            producer=options.id,
+            lease_s=options.kv_lease_s,
+            block_size=options.block_size,
+            empty_short=options.empty_short_handoffs,
+        )
         self.transfers = Transfers(options, self.faults)
         self.side = SideServer(self._serve_peer, self.running)
         self.requests = RequestLog()

@@ -9,12 +9,13 @@ import orjson
 from narwhal.sim import misbehave, text
 from narwhal.sim.faults import Hook
 from narwhal.sim.kv import Handoff
-from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, answer, error_event, parse
-from narwhal.sim.openai_stream import Timing, script
+from narwhal.sim.openai_answer import answer, fingerprint
+from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, error_event, parse
+from narwhal.sim.openai_stream import Naming, Timing, roles, script
 from narwhal.sim.records import Outcome, Record, RequestPhase
 from narwhal.sim.stream import Player
 from narwhal.sim.transfer import TransferFailed
-from narwhal.sim.wire import JSON, Request, head
+from narwhal.sim.wire import JSON, Request, chunk, head
 
 if TYPE_CHECKING:
     from narwhal.sim.engine import Engine
@@ -113,12 +114,16 @@ class Generation:
             return self._refuse(error)
         if ask.stream:
             self._open_stream()
+        request_id = self._request.header(b"x-request-id") or secrets.token_hex(16)
+        ident = ("chatcmpl-" if ask.chat else "cmpl-") + request_id
+        mark = fingerprint(engine.options.version, ask.model)
+        naming = Naming(ident=ident, created=int(engine.clock.wall()), fingerprint=mark)
         try:
-            await self._generate(ask)
+            await self._generate(ask, naming, request_id)
         except TransferFailed as failure:
             engine.say(f"transfer failed: {failure}")
             if not self._over:
-                self._fail()
+                self._fail(ask, naming)
         except _CoreDies:
             engine.core_died()
 
@@ -128,31 +133,31 @@ class Generation:
         self._player = Player(self._conn, running=self._engine.running, ended=self._streamed)
         self._player.headers()
 
-    def _fail(self) -> None:
+    def _fail(self, ask: Ask, naming: Naming) -> None:
+        """The request failed in the engine core; a chat's role is said all the same."""
         if self._player is None:
             self._refuse(INTERNAL)
         else:
+            said = b"".join(chunk(step.data) for step in roles(ask, naming, ("",) * len(ask.prompts)))
+            self._conn.write(said)
             self._player.finish_with_error(error_event("Internal server error"))
 
-    async def _generate(self, ask: Ask) -> None:
+    async def _generate(self, ask: Ask, naming: Naming, request_id: str) -> None:
         engine = self._engine
         await engine.until_running()
         timing = Timing(engine.options, self._record.number, engine.slowed())
-        created = int(engine.clock.wall())
-        request_id = self._request.header(b"x-request-id") or secrets.token_hex(16)
-        ident = ("chatcmpl-" if ask.chat else "cmpl-") + request_id
         contents, wait_s = await self._contents(ask, timing)
         if self._player is not None:
             await self._wait(wait_s)
-            written = script(ask, ident, created, contents, timing)
+            written = script(ask, naming, contents, timing)
             faults = engine.faults.take(Hook.STREAM, self._record.phase)
             self._player.start(misbehave.bend(written, faults) if faults else written)
             return
-        body, tokens = answer(ask, ident, created, contents, None)
+        body, tokens = answer(ask, naming.ident, naming.created, contents, naming.fingerprint)
         steps = max(0, tokens // (ask.n * len(contents)) - 1)
         await self._wait(wait_s + sum(timing.step_s() for _ in range(steps)))
         self._record.tokens = tokens
-        await self._answer(body, self._handoff(ask, ident, request_id, contents[0]))
+        await self._answer(body, self._handoff(ask, naming.ident, request_id, contents[0]))
 
     async def _wait(self, seconds: float) -> None:
         """The engine works so long; a stop of the engine comes on top."""

@@ -2,7 +2,7 @@
 
 A handoff's blocks are pinned from the prefill's answer until a decode engine has read them, or until the lease is over.
 Reading blocks that were freed, because they were read before or because the lease is over, succeeds and yields
-something else than the prompt's content: the engine cannot tell, so neither can its caller. The ledger can, and says so.
+something else than the prompt's content: the engine cannot tell, so neither can its caller. The ledger can.
 `now` is monotonic seconds and always an argument.
 """
 
@@ -55,10 +55,13 @@ class Handoff:
 class Ledger:
     """What one engine issued, over all its generations. Ended handoffs are kept up to `keep`, the totals for ever."""
 
-    def __init__(self, *, producer: str, lease_s: float, block_size: int, keep: int = 10_000) -> None:
+    def __init__(
+        self, *, producer: str, lease_s: float, block_size: int, empty_short: bool = False, keep: int = 10_000
+    ) -> None:
         self._producer = producer
         self._lease_s = lease_s
         self._block_size = block_size
+        self._empty_short = empty_short
         self._keep = keep
         self._open: dict[str, Handoff] = {}  # in the order of issue, which is the order of expiry
         self._ended: dict[str, Handoff] = {}
@@ -74,8 +77,10 @@ class Ledger:
         self.unknown_pulls = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks of a handoff for so many tokens; a prompt shorter than one block has none."""
-        return -(-tokens // self._block_size) if tokens >= self._block_size else 0
+        """Blocks of a handoff for so many tokens."""
+        if self._empty_short and tokens < self._block_size:
+            return 0
+        return -(-tokens // self._block_size)
 
     def issue(
         self,

@@ -1,7 +1,6 @@
-"""The bodies of the OpenAI routes as vLLM reads and writes them: what is asked, and answers that are not streamed."""
+"""The bodies of the OpenAI routes as vLLM reads them: what is asked, and how it is refused."""
 
-import itertools
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -11,7 +10,6 @@ from narwhal.sim import text
 from narwhal.sim.options import EngineOptions
 
 Json = dict[str, Any]
-Delta = tuple[list[bytes], str]
 
 
 class ApiError(Exception):
@@ -46,7 +44,9 @@ class Ask:
     seed: int
     stream: bool
     include_usage: bool
-    logprobs: bool
+    continuous_usage: bool
+    logprobs: int | None
+    """Alternatives listed beside each token, or None."""
     return_token_ids: bool
     kv: Json | None
 
@@ -64,101 +64,147 @@ class Ask:
 
 def parse(fields: Json, *, chat: bool, options: EngineOptions, model: str) -> Ask:
     """Read a request's fields. Raises ApiError as the engine would answer."""
-    asked = fields.get("model", model)
-    if asked != model:
-        raise ApiError(404, f"The model `{asked}` does not exist.", "NotFoundError", "model")
-    kv = fields.get("kv_transfer_params")
-    if kv is not None and not isinstance(kv, dict):
-        raise ApiError(
-            400, "body.kv_transfer_params: Input should be a valid dictionary", "Bad Request", "body.kv_transfer_params"
-        )
-    stop = fields.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
-    if not isinstance(stop, tuple) or not all(isinstance(word, str) and word for word in stop):
-        raise ApiError(400, "stop: must be a string or a list of strings, none of them empty", param="stop")
-    stream_options = fields.get("stream_options")
-    if stream_options is not None and not isinstance(stream_options, dict):
-        raise ApiError(
-            400, "body.stream_options: Input should be a valid dictionary", "Bad Request", "body.stream_options"
-        )
-    if stream_options and not fields.get("stream"):
-        raise ApiError(400, "Stream options can only be defined when `stream=True`.", "Bad Request", "stream_options")
-    logprobs = fields.get("logprobs")
+    stream = _flag(fields, "stream")
+    stream_options = _object(fields, "stream_options") or {}
+    if stream_options and not stream:
+        raise _bad("Stream options can only be defined when `stream=True`.", "stream_options")
     ask = Ask(
         chat=chat,
         model=model,
         prompts=_messages(fields) if chat else _prompts(fields),
-        n=_number(fields, "n", 1, least=1),
+        n=_number(fields, "n", 1),
         max_tokens=_max_tokens(fields, chat),
-        min_tokens=_number(fields, "min_tokens", 0, least=0),
-        stop=stop,
-        seed=_number(fields, "seed", 0, least=None),
-        stream=_flag(fields, "stream"),
-        include_usage=bool(stream_options and stream_options.get("include_usage")),
-        logprobs=logprobs is not None and logprobs is not False,
+        min_tokens=_number(fields, "min_tokens", 0),
+        stop=_stop(fields),
+        seed=_number(fields, "seed", 0),
+        stream=stream,
+        include_usage=bool(stream_options.get("include_usage")),
+        continuous_usage=bool(stream_options.get("continuous_usage_stats")),
+        logprobs=_logprobs(fields, chat),
         return_token_ids=_flag(fields, "return_token_ids"),
-        kv=kv,
+        kv=_object(fields, "kv_transfer_params"),
     )
+    asked = fields.get("model", model)
+    if asked != model:
+        raise no_such_model(asked, model)
     _check(ask, fields, options)
     return ask
 
 
+def no_such_model(asked: object, served: str) -> ApiError:
+    """The answer to a model that is not served."""
+    return ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {served}.", "NotFoundError", "model")
+
+
+def invalid(kind: str, where: str, message: str, given: object) -> ApiError:
+    """The answer to a field of the wrong type."""
+    names = {list: "list", dict: "dict"}
+    shown = f"<{names[type(given)]} of {len(given)} items>" if isinstance(given, (list, dict)) else given
+    detail = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': {shown!r}}}"
+    return ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", where)
+
+
+def _bad(message: str, param: str, value: object = None) -> ApiError:
+    """The answer to a field whose value does not do."""
+    named = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+    return ApiError(400, f"{message} ({named})", param=param)
+
+
 def load(body: bytes) -> Json:
-    """A body as a JSON object. Raises ApiError."""
+    """A body as a JSON object; like the engine it takes what Python's own reader takes, such as NaN. Raises ApiError."""
     try:
         fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"body: JSON decode error: {error}", "Bad Request") from None
+    except orjson.JSONDecodeError:
+        try:
+            fields = json.loads(body)
+        except json.JSONDecodeError as error:
+            raise invalid("json_invalid", f"body.{error.pos}", "JSON decode error", {}) from None
+        except (UnicodeDecodeError, RecursionError):
+            raise ApiError(400, "There was an error parsing the body", "Bad Request") from None
     if not isinstance(fields, dict):
-        raise ApiError(400, "body: Input should be a valid dictionary or object", "Bad Request")
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", message, fields)
     return fields
 
 
 def _check(ask: Ask, fields: Json, options: EngineOptions) -> None:
-    """The relations between fields that vLLM refuses."""
-    if ask.max_tokens is not None and ask.min_tokens > ask.max_tokens:
-        raise ApiError(
-            400, f"min_tokens must be less than or equal to max_tokens={ask.max_tokens}, got {ask.min_tokens}."
-        )
-    for name, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0)):
-        value = fields.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
-            raise ApiError(400, f"{name} must be in [{low}, {high}], got {value}.", param=name)
+    """The bounds of values, and the relations between them."""
+    longest = options.max_model_len
+    if ask.n < 1:
+        raise ApiError(400, f"n must be at least 1, got {ask.n}.")
+    if ask.max_tokens is not None and ask.max_tokens < 1:
+        raise _bad(f"max_tokens must be at least 1, got {ask.max_tokens}.", "max_tokens", ask.max_tokens)
+    if ask.max_tokens is not None and ask.max_tokens > longest:
+        message = f"max_tokens={ask.max_tokens} cannot be greater than max_model_len={longest}. "
+        raise _bad(message + "Please request fewer output tokens.", "max_tokens", ask.max_tokens)
+    if ask.min_tokens < 0 or (ask.max_tokens is not None and ask.min_tokens > ask.max_tokens):
+        raise ApiError(400, f"min_tokens must be between 0 and max_tokens={ask.max_tokens}, got {ask.min_tokens}.")
+    temperature, top_p = fields.get("temperature"), fields.get("top_p")
+    if isinstance(temperature, (int, float)) and temperature < 0:
+        raise _bad(f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature))
+    if isinstance(top_p, (int, float)) and not 0 < top_p <= 1:
+        raise _bad(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
     for raw in ask.prompts:
-        count = text.count_tokens(raw)
-        wanted = ask.max_tokens or 0
-        if count + max(wanted, 1) > options.max_model_len:
-            raise ApiError(
-                400,
-                f"This model's maximum context length is {options.max_model_len} tokens. However, you requested "
-                f"{wanted} output tokens and your prompt contains {count} input tokens. "
-                "Please reduce the length of the input prompt.",
-                param="input_tokens",
-            )
+        _check_length(text.count_tokens(raw), ask.max_tokens, longest)
 
 
-def _number(fields: Json, name: str, default: int, *, least: int | None) -> int:
+def _check_length(count: int, wanted: int | None, longest: int) -> None:
+    """That prompt and answer fit the model."""
+    most = f"This model's maximum context length is {longest} tokens. However, "
+    if count >= longest:
+        said = f"your prompt contains at least {count} input tokens, which exceeds this limit even without any output "
+        raise _bad(most + said + "tokens. Please reduce the length of the input prompt.", "input_tokens", count)
+    if count + (wanted or 0) > longest:
+        said = f"you requested {wanted} output tokens and your prompt contains at least {count} input tokens. "
+        raise _bad(most + said + "Please reduce the length of the input prompt or the output.", "input_tokens", count)
+
+
+def _number(fields: Json, name: str, default: int) -> int:
     value = fields.get(name)
     if value is None:
         return default
+    if isinstance(value, str):
+        message = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", message, value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ApiError(400, f"body.{name}: Input should be a valid integer", "Bad Request", f"body.{name}")
-    if least is not None and value < least:
-        raise ApiError(400, f"{name} must be at least {least}, got {value}.", param=name)
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     return value
 
 
 def _flag(fields: Json, name: str) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"body.{name}: Input should be a valid boolean", "Bad Request", f"body.{name}")
+        raise invalid("bool_parsing", f"body.{name}", "Input should be a valid boolean", value)
     return bool(value)
+
+
+def _object(fields: Json, name: str) -> Json | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise invalid("dict_type", f"body.{name}", "Input should be a valid dictionary", value)
+    return value
+
+
+def _stop(fields: Json) -> tuple[str, ...]:
+    stop = fields.get("stop") or ()
+    words = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise invalid("string_type", "body.stop", "Input should be a valid string", stop)
+    if not all(words):
+        raise ApiError(400, "stop cannot contain an empty string.")
+    return tuple(words)
+
+
+def _logprobs(fields: Json, chat: bool) -> int | None:
+    if not chat:
+        return None if fields.get("logprobs") is None else _number(fields, "logprobs", 0)
+    return _number(fields, "top_logprobs", 0) if _flag(fields, "logprobs") else None
 
 
 def _max_tokens(fields: Json, chat: bool) -> int | None:
     names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
     name = next((name for name in names if fields.get(name) is not None), None)
-    return None if name is None else _number(fields, name, 0, least=1)
+    return None if name is None else _number(fields, name, 0)
 
 
 def _prompts(fields: Json) -> tuple[bytes, ...]:
@@ -167,18 +213,18 @@ def _prompts(fields: Json) -> tuple[bytes, ...]:
         listed: list[Any] = [prompt]
     elif isinstance(prompt, list) and prompt:
         listed = prompt
+    elif prompt is None or prompt == []:
+        raise _bad("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     else:
-        raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+        raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
     if not all(isinstance(item, str) or _is_tokens(item) for item in listed):
-        raise ApiError(
-            400, "body.prompt: Input should be a valid string or a list of token ids", "Bad Request", "body.prompt"
-        )
+        raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
     try:
         raw = tuple(text.prompt_bytes(item) for item in listed)
     except ValueError as error:
-        raise ApiError(400, str(error), param="prompt") from None
+        raise _bad(str(error), "prompt") from None
     if not all(raw):
-        raise ApiError(400, "The decoder prompt cannot be empty", param="prompt")
+        raise _bad("The decoder prompt cannot be empty.", "prompt")
     return raw
 
 
@@ -187,107 +233,15 @@ def _is_tokens(prompt: object) -> TypeGuard[list[int]]:
 
 
 def _messages(fields: Json) -> tuple[bytes, ...]:
-    messages = fields.get("messages")
+    if "messages" not in fields:
+        raise invalid("missing", "body.messages", "Field required", fields)
+    messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "body.messages: Input should be a non-empty list", "Bad Request", "body.messages")
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
     for at, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ApiError(400, f"body.messages.{at}.role: Field required", "Bad Request", "body.messages")
-        if not isinstance(message.get("content"), (str, list, type(None))):
-            where = f"body.messages.{at}.content"
-            raise ApiError(400, f"{where}: Input should be a valid string", "Bad Request", where)
+            raise invalid("missing", f"body.messages.{at}.role", "Field required", message)
+        content = message.get("content")
+        if content is not None and not isinstance(content, (str, list)):
+            raise invalid("string_type", f"body.messages.{at}.content", "Input should be a valid string", content)
     return (text.prompt_bytes(text.render_chat(messages)),)
-
-
-def tokens_of(ask: Ask, content: str, index: int) -> tuple[Iterator[tuple[bytes, str]], str, str | None]:
-    """One choice: its tokens with the text each adds, the finish reason, and the stop string that ended it."""
-    answer = text.deltas(content, ask.limit(content), seed=ask.seed, index=index)
-    if not ask.stop:
-        return answer, ask.finish, None
-    whole = list(answer)
-    end = text.stopped(whole, ask.stop, ask.min_tokens)
-    if end is None:
-        return iter(whole), ask.finish, None
-    used, limit = end
-    spoken = "".join(delta for _, delta in whole)
-    word = next(word for word in ask.stop if spoken.startswith(word, limit))
-    return _trimmed(whole[:used], limit), "stop", word
-
-
-def _trimmed(answer: list[tuple[bytes, str]], limit: int) -> Iterator[tuple[bytes, str]]:
-    said = 0
-    for piece, delta in answer:
-        yield piece, delta[: max(0, limit - said)]
-        said += len(delta)
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
-    """The usage object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
-    }
-
-
-def logprobs_of(ask: Ask, tokens: list[tuple[bytes, str]]) -> Json | None:
-    """Log probabilities in the route's shape: every token was certain."""
-    if not ask.logprobs:
-        return None
-    if ask.chat:
-        return {
-            "content": [
-                {"token": said, "logprob": 0.0, "bytes": list(piece), "top_logprobs": []} for piece, said in tokens
-            ]
-        }
-    offsets = itertools.accumulate((len(said) for _, said in tokens), initial=0)
-    return {
-        "text_offset": list(offsets)[:-1],
-        "token_logprobs": [0.0] * len(tokens),
-        "tokens": [said for _, said in tokens],
-        "top_logprobs": [None] * len(tokens),
-    }
-
-
-def choices(ask: Ask, contents: tuple[str, ...]) -> Iterator[tuple[int, bytes, str]]:
-    """Every choice's index, prompt and content."""
-    for at, (raw, content) in enumerate(zip(ask.prompts, contents, strict=True)):
-        for number in range(ask.n):
-            yield at * ask.n + number, raw, content
-
-
-def answer(ask: Ask, ident: str, created: int, contents: tuple[str, ...], handoff: Json | None) -> tuple[Json, int]:
-    """The body of an answer that is not streamed, and the number of its tokens."""
-    listed: list[Json] = []
-    total = 0
-    for index, raw, content in choices(ask, contents):
-        spoken, finish, stop_reason = tokens_of(ask, content, index % ask.n)
-        tokens = list(spoken)
-        total += len(tokens)
-        listed.append({**_choice(ask, index, raw, tokens), "finish_reason": finish, "stop_reason": stop_reason})
-    body = {
-        "id": ident,
-        "object": "chat.completion" if ask.chat else "text_completion",
-        "created": created,
-        "model": ask.model,
-        "choices": listed,
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": usage(sum(map(text.count_tokens, ask.prompts)), total),
-        "kv_transfer_params": handoff,
-    }
-    return body, total
-
-
-def _choice(ask: Ask, index: int, raw: bytes, tokens: list[tuple[bytes, str]]) -> Json:
-    said = "".join(delta for _, delta in tokens)
-    choice: Json = {"index": index}
-    if ask.chat:
-        choice["message"] = {"role": "assistant", "content": said, "refusal": None, "tool_calls": []}
-    else:
-        choice["text"] = said
-    choice["logprobs"] = logprobs_of(ask, tokens)
-    choice["token_ids"] = [text.token_id(piece) for piece, _ in tokens] if ask.return_token_ids else None
-    choice["prompt_token_ids"] = text.token_ids(raw) if ask.return_token_ids else None
-    return choice

@@ -38,6 +38,8 @@ class EngineOptions:
     """A fixed KV engine id; None makes a new one at every start, as the engine does by default."""
     block_size: int = 16
     """Tokens per KV block."""
+    empty_short_handoffs: bool = False
+    """Whether the handoff of a prompt shorter than one block names no blocks at all."""
     max_model_len: int = 32768
     """Tokens of prompt and answer together."""
     kv_lease_s: float = 30.0

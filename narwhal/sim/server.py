@@ -11,7 +11,7 @@ from narwhal.sim import misbehave, text
 from narwhal.sim.admin import Admin
 from narwhal.sim.faults import Fault, Hook
 from narwhal.sim.generation import Generation
-from narwhal.sim.openai_api import INTERNAL, ApiError, Json, load
+from narwhal.sim.openai_api import INTERNAL, ApiError, Json, invalid, load, no_such_model
 from narwhal.sim.records import Outcome, Record, RequestPhase
 from narwhal.sim.wire import JSON, Request, head
 
@@ -28,7 +28,21 @@ _ROUTES: dict[str, tuple[str, RequestPhase]] = {
     "/version": ("GET", RequestPhase.VERSION),
     "/metrics": ("GET", RequestPhase.METRICS),
 }
-_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
+_METRICS = b"text/plain; version=1.0.0; charset=utf-8"
+_PERMISSION = {
+    "id": "modelperm-0000000000000000",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 
 
 class Api:
@@ -96,9 +110,14 @@ class Api:
             self._serve(request, record, fields)
 
     def _serve(self, request: Request, record: Record, fields: Json | ApiError) -> None:
-        refusal = self._refusal(request)
-        if refusal is not None:
-            self._refuse(request, record, refusal)
+        route = _ROUTES.get(request.path)
+        if route is None:
+            self._reply(request, record, 404, b'{"detail":"Not Found"}')
+        elif request.method != route[0]:
+            allow = ((b"allow", route[0].encode()),)
+            self._reply(request, record, 405, b'{"detail":"Method Not Allowed"}', extra=allow)
+        elif not self._authorized(request):
+            self._refuse(request, record, ApiError(401, "Unauthorized", "AuthenticationError"))
         elif request.path not in _COMPLETIONS:
             self._handlers[request.path](request, record)
         elif isinstance(fields, ApiError):
@@ -108,19 +127,9 @@ class Api:
         else:
             Generation(self._engine, request, record, fields).start()
 
-    def _refusal(self, request: Request) -> ApiError | None:
-        """What is wrong with a request before anyone reads its body."""
-        route = _ROUTES.get(request.path)
-        if route is None:
-            return ApiError(404, "Not Found", "NotFoundError")
-        if request.method != route[0]:
-            error = ApiError(405, "Method Not Allowed", "BadRequestError")
-            error.headers = ((b"allow", route[0].encode()),)
-            return error
+    def _authorized(self, request: Request) -> bool:
         key = self._engine.options.api_key
-        if key is not None and request.path.startswith("/v1/") and request.header(b"authorization") != f"Bearer {key}":
-            return ApiError(401, "Unauthorized", "AuthenticationError")
-        return None
+        return key is None or not request.path.startswith("/v1/") or request.header(b"authorization") == f"Bearer {key}"
 
     # -- answers
 
@@ -152,6 +161,7 @@ class Api:
             "root": engine.model,
             "parent": None,
             "max_model_len": engine.options.max_model_len,
+            "permission": [_PERMISSION],
         }
         self._reply(request, record, 200, orjson.dumps({"object": "list", "data": [listed]}))
 
@@ -160,7 +170,7 @@ class Api:
         try:
             fields = load(request.body)
             if fields.get("model", engine.model) != engine.model:
-                raise ApiError(404, f"The model `{fields['model']}` does not exist.", "NotFoundError", "model")
+                raise no_such_model(fields["model"], engine.model)
             tokens = _prompt_tokens(fields)
         except ApiError as error:
             return self._refuse(request, record, error)
@@ -211,4 +221,4 @@ def _prompt_tokens(fields: Json) -> list[int]:
         )
     if isinstance(fields.get("prompt"), str):
         return text.tokenize(fields["prompt"])
-    raise ApiError(400, "body.prompt: Input should be a valid string", "Bad Request", "body.prompt")
+    raise invalid("string_type", "body.prompt", "Input should be a valid string", fields.get("prompt"))

@@ -279,6 +279,7 @@ def head(
         lines.append(b"content-length: %d\r\n" % length)
     if content_type is not None:
         lines.append(b"content-type: %b\r\n" % content_type)
+    lines.append(b"vary: Origin\r\n")
     if length is None:
         lines.append(b"transfer-encoding: chunked\r\n")
     lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
