@@ -63,23 +63,31 @@ class Observer:
     def after(self, sequence: int) -> list[Entry]:
         """The entries after `sequence` that are still kept, oldest first; all of them after a sequence that this
         process has not reached, since it was another process's."""
-        missing = self._sequence - sequence if 0 <= sequence <= self._sequence else self._sequence
+        missing = self._sequence - sequence if sequence <= self._sequence else self._sequence
         if not missing:
             return []
         if missing >= len(self._entries):
             return list(self._entries)
         return [self._entries[i] for i in range(len(self._entries) - missing, len(self._entries))]
 
-    async def follow(self, sequence: int) -> AsyncIterator[Entry]:
-        """The entries after `sequence`, then new ones, without end. Who reads too slowly misses entries and sees a gap
-        in their sequence; nothing is queued for a reader."""
+    async def follow(self, sequence: int, *, until: float) -> AsyncIterator[Entry]:
+        """The entries after `sequence`, then new ones, until the monotonic instant `until`.
+
+        Who reads too slowly misses entries and sees a gap in their sequence; nothing is queued for a reader.
+        """
+        if sequence > self._sequence:
+            sequence = 0  # another process's
         while True:
             news = self._news
             for entry in self.after(sequence):
                 sequence = entry.sequence
                 yield entry
             if sequence == self._sequence:
-                await news.wait()
+                try:
+                    async with asyncio.timeout(until - self._clock.monotonic()):
+                        await news.wait()
+                except TimeoutError:
+                    return
 
 
 def write_log(record: Record) -> None:

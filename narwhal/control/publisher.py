@@ -37,7 +37,8 @@ class Subscriber:
         self.joined_at = now
         self.heard_at = now
         self.ended = ""  # why the stream is to end
-        self.replaced = False  # by a stream of the same or a newer boot
+        self.replaced = False  # by a stream of the same or a newer boot, or a goodbye
+        self.over = asyncio.Event()  # set when it is to end
         self.resident: Mapping[str, int] = {}
         self._publisher = publisher
         self._settings = b""
@@ -67,7 +68,7 @@ class Subscriber:
             settings, self._settings = self._settings, b""
             return settings
         if self._needs_snapshot:
-            snapshot = self._publisher.snapshot()
+            snapshot = self._publisher.snapshot(above=self.hello.highest_epoch if self.hello is not None else 0)
             now = self._publisher.now()
             if snapshot and now >= self._snapshot_due:
                 self._needs_snapshot = False
@@ -117,6 +118,7 @@ class Subscriber:
         self.ended = reason
         self.replaced = replaced
         self._farewell = _message(farewell=placement_pb2.Farewell(reason=reason))
+        self.over.set()
         self._wake.set()
 
 
@@ -176,9 +178,10 @@ class Publisher:
             self.leave(subscriber)
             subscriber.end(reason)
 
-    def snapshot(self) -> bytes:
-        """The newest placement as a snapshot message; empty when there is none."""
-        if self.placement is None:
+    def snapshot(self, *, above: int = 0) -> bytes:
+        """The newest placement as a snapshot message; empty when there is none of epoch `above` or higher, which a
+        proxy that has seen that epoch would refuse."""
+        if self.placement is None or self.placement.epoch < above:
             return b""
         now = self.now()
         # A quarantine is written as the time it has left, so such a message ages.
@@ -227,9 +230,13 @@ class Publisher:
             self.leave(subscriber)
             subscriber.end(reason, replaced=True)
 
+    def heard(self, subscriber: Subscriber) -> None:
+        """The proxy has shown that it lives."""
+        subscriber.heard_at = self.now()
+
     def resides(self, subscriber: Subscriber, legs: Mapping[str, int]) -> None:
         """The proxy has these legs in flight; also its proof of life."""
-        subscriber.heard_at = self.now()
+        self.heard(subscriber)
         if legs == subscriber.resident or not self._open(subscriber):
             return
         self._resident.subtract(subscriber.resident)

@@ -20,7 +20,12 @@ PURE = [
 ]
 PURE_MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for p in PURE}
 PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "json", "math", "typing"}
-SEES_PROTOBUF = {"narwhal/wire.py", "narwhal/control/service.py", "narwhal/control/publisher.py"}
+SEES_PROTOBUF = {
+    "narwhal/wire.py",
+    "narwhal/control/service.py",
+    "narwhal/control/fleet_service.py",
+    "narwhal/control/publisher.py",
+}
 
 
 def sources() -> list[Path]:

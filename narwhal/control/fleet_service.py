@@ -1,0 +1,213 @@
+"""The gRPC service that operators call, and the fleet's view as its messages. No decision."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from narwhal._pb import fleet_pb2
+from narwhal.clock import Clock
+from narwhal.control.core.proxies import lag
+from narwhal.control.core.view import EngineView, FleetView, MonitorView, ProxyView
+from narwhal.control.leader import Leader
+from narwhal.control.loop import ControlLoop
+from narwhal.control.observe import Entry, Observer
+from narwhal.control.publisher import OBSERVER_AGE_S, Publisher
+from narwhal.control.service import Context, refuse_standby
+from narwhal.vocabulary import Phase
+from narwhal.wire import phase_to_wire, proxy_to_wire, residency_to_wire
+
+M = TypeVar("M", bound=Message)
+
+MOST_FOLLOWERS = 500
+
+
+class FleetService:
+    """`narwhal.v1.FleetService`."""
+
+    def __init__(self, leader: Leader, publisher: Publisher, observer: Observer, clock: Clock) -> None:
+        self._leader = leader
+        self._publisher = publisher
+        self._observer = observer
+        self._clock = clock
+        self._followers = 0
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For `Server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            "narwhal.v1.FleetService",
+            {
+                "GetStatus": self._unary(fleet_pb2.GetStatusRequest, self.get_status),
+                "ListProxies": self._unary(fleet_pb2.ListProxiesRequest, self.list_proxies),
+                "GetHandoff": self._unary(fleet_pb2.GetHandoffRequest, self.get_handoff),
+                "WatchEvents": grpc.unary_stream_rpc_method_handler(self.watch_events, response_serializer=_serialize),
+            },
+        )
+
+    def _unary(self, request: type[M], call: Callable[[ControlLoop, M, Context], Awaitable[Message]]) -> Any:
+        """A call that only the active answers."""
+
+        async def handle(data: bytes, context: Context) -> Message:
+            message = await _parsed(request, data, context)
+            loop = self._leader.loop
+            if loop is None:
+                await refuse_standby(context, self._leader)
+            return await call(loop, message, context)
+
+        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+
+    async def get_status(
+        self, loop: ControlLoop, _request: fleet_pb2.GetStatusRequest, _context: Context
+    ) -> fleet_pb2.FleetStatus:
+        """Everything that `narwhalctl status` and `engines` show."""
+        readiness, placement = self._leader.readiness(), self._publisher.placement
+        status = status_message(loop.view())
+        status.ready = not readiness.reason
+        status.reason = readiness.reason
+        status.control_ready = readiness.control_ready
+        status.epoch = readiness.epoch
+        status.holder = readiness.holder
+        status.version = placement.version if placement is not None else 0
+        return status
+
+    async def list_proxies(
+        self, loop: ControlLoop, _request: fleet_pb2.ListProxiesRequest, _context: Context
+    ) -> fleet_pb2.ListProxiesResponse:
+        """The proxies that are known, connected or lost."""
+        placement = self._publisher.placement
+        published = placement.order if placement is not None else (0, 0)
+        return fleet_pb2.ListProxiesResponse(proxies=[_proxy(p, published) for p in loop.view().proxies])
+
+    async def get_handoff(
+        self, loop: ControlLoop, _request: fleet_pb2.GetHandoffRequest, context: Context
+    ) -> fleet_pb2.StateHandoff:
+        """The state handoff as it is stored."""
+        document = loop.writer.document
+        if document is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no state handoff has been stored yet")
+        return fleet_pb2.StateHandoff(document=document, epoch=loop.lease.epoch)
+
+    async def watch_events(self, data: bytes, context: Context) -> AsyncIterator[fleet_pb2.Event]:
+        """Events of this process."""
+        request = await _parsed(fleet_pb2.WatchEventsRequest, data, context)
+        if self._leader.loop is None:
+            await refuse_standby(context, self._leader)
+        if not request.follow:
+            for entry in self._observer.after(request.after):
+                yield _event(entry)
+            return
+        if self._followers >= MOST_FOLLOWERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_FOLLOWERS} others follow already")
+        self._followers += 1
+        until = self._clock.monotonic() + OBSERVER_AGE_S
+        try:
+            async for entry in self._observer.follow(request.after, until=until):
+                yield _event(entry)
+        finally:
+            self._followers -= 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "ask again after the last event received")
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+async def _parsed(kind: type[M], data: bytes, context: Context) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}: {error}")
+        raise
+
+
+# --- views as messages ------------------------------------------------------------------------------------------------
+
+
+def status_message(view: FleetView) -> fleet_pb2.FleetStatus:
+    """What the core knows; readiness and lease are the caller's to add."""
+    totals = view.totals
+    return fleet_pb2.FleetStatus(
+        fleet=view.name,
+        model=view.model,
+        engines=[_engine(e) for e in view.engines],
+        monitor=_monitor(view.monitor),
+        totals=fleet_pb2.RequestTotals(
+            served=totals.served,
+            failed=totals.failed,
+            rejected=totals.rejected,
+            cancelled=totals.cancelled,
+            retried=totals.retried,
+        ),
+        proxies=sum(p.connected for p in view.proxies),
+    )
+
+
+def _engine(engine: EngineView) -> fleet_pb2.EngineStatus:
+    return fleet_pb2.EngineStatus(
+        id=engine.id,
+        url=engine.url,
+        role=phase_to_wire(engine.role),
+        pinned=engine.pinned,
+        incarnation=engine.incarnation,
+        phases=[phase_to_wire(p) for p in Phase if p in engine.phases],
+        weight=engine.weight,
+        holds=[
+            fleet_pb2.HoldStatus(
+                kind=h.kind, reason=h.reason, age_s=h.age_s, remaining_s=h.remaining_s, effective=h.effective
+            )
+            for h in engine.holds
+        ],
+        checks=[
+            fleet_pb2.CheckStatus(
+                check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s
+            )
+            for c in engine.checks
+        ],
+        streaks={str(kind): count for kind, count in engine.streaks.items() if count},
+        outcomes={str(outcome): count for outcome, count in engine.outcomes.items() if count},
+        inflight=engine.inflight,
+    )
+
+
+def _monitor(monitor: MonitorView) -> fleet_pb2.MonitorStatus:
+    return fleet_pb2.MonitorStatus(
+        failure_streak=monitor.streak,
+        degraded=bool(monitor.degraded),
+        passes=monitor.passes,
+        errors=[
+            fleet_pb2.StageError(
+                stage=e.stage, error_class=e.error_class, count=e.count, message=e.message, age_s=e.age_s
+            )
+            for e in monitor.errors
+        ],
+    )
+
+
+def _proxy(proxy: ProxyView, published: tuple[int, int]) -> fleet_pb2.ProxyStatus:
+    return fleet_pb2.ProxyStatus(
+        proxy=proxy_to_wire(proxy.key),
+        address=proxy.address,
+        pid=proxy.pid,
+        connected=proxy.connected,
+        acked_epoch=proxy.acked[0],
+        acked_version=proxy.acked[1],
+        lag=lag(proxy.acked, published),
+        refused_version=proxy.refused[1] if proxy.refused is not None else 0,
+        refused_reason=proxy.refused_reason,
+        silent_s=proxy.silent_s,
+        resident=residency_to_wire(dict(proxy.resident)),
+    )
+
+
+def _event(entry: Entry) -> fleet_pb2.Event:
+    record = entry.record
+    return fleet_pb2.Event(
+        sequence=entry.sequence,
+        at=entry.at,
+        kind=record.kind,
+        message=record.message,
+        engine_id=record.engine,
+        proxy=record.proxy,
+        fields=dict(record.fields),
+    )
