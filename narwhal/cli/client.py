@@ -200,7 +200,7 @@ async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
 
 # How gRPC words what a person knows by another name; looked for in the details of UNAVAILABLE.
 _TRANSPORT = (
-    ("http1.x server", "speaks HTTP, not gRPC; is it the HTTP port?"),
+    ("Failed parsing HTTP/2", "does not speak gRPC; is it the HTTP port?"),
     ("errors resolving", "name does not resolve"),
     ("DNS resolution failed", "name does not resolve"),
     ("Socket closed", "closed the connection"),

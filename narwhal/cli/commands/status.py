@@ -28,10 +28,13 @@ def status(settings: Settings) -> None:
 
 def _layout(fleet: model.Status, wide: bool) -> Iterator[Block]:
     yield _headline(fleet)
+    yield Line()
     if fleet.engines:
         yield engines.table(fleet.engines, wide)
+        yield Line()
     if wide and fleet.proxies:
         yield proxies.table(fleet.proxies, wide)
+        yield Line()
     yield Table(rows=list(_footer(fleet, wide)))
 
 
@@ -59,7 +62,7 @@ def _footer(fleet: model.Status, wide: bool) -> Iterator[tuple[Cell, Cell]]:
     newest = sorted(fleet.monitor.errors, key=lambda error: error.age_s)
     for error in newest if wide else newest[:1]:
         times = f"{error.count} times" if error.count > 1 else "once"
-        yield "", f"{error.stage} {error.error_class} {times}, last {age(error.age_s)} ago: {error.message}"
+        yield "stage", f"{error.stage} {error.error_class} {times}, last {age(error.age_s)} ago: {error.message}"
     yield (
         "requests",
         f"{totals.served} served, {totals.failed} failed, {totals.rejected} rejected, "

@@ -1,0 +1,158 @@
+"""A control service on a real loopback port that says what a test tells it to."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from narwhal._pb import fleet_pb2, placement_pb2
+
+
+class FakeControl:
+    """Serves from the moment its block is entered until it is left, or until `stop`. Calls that it does not have are
+    answered UNIMPLEMENTED."""
+
+    def __init__(self) -> None:
+        self.status = fleet_pb2.FleetStatus(fleet="demo", model="tiny", ready=True, control_ready=True, epoch=3)
+        self.proxies: list[fleet_pb2.ProxyStatus] = []
+        self.standby_of: str | None = None  # when set, it does not lead and names this address; may be empty
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.silent = threading.Event()  # while set, no call is answered
+        self.asked_after: list[int] = []  # `after` of every WatchEvents call
+        self._watching = 0  # open WatchPlacement calls
+        self._events: list[fleet_pb2.Event] = []
+        self._placements: list[placement_pb2.PlacementMessage] = []
+        self._news = threading.Condition()
+        self._stopped = False
+        self._server = grpc.server(ThreadPoolExecutor(16))
+        fleet, placement = fleet_pb2, placement_pb2
+        services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
+            "FleetService": {
+                "GetStatus": grpc.unary_unary_rpc_method_handler(
+                    self._get_status, fleet.GetStatusRequest.FromString, fleet.FleetStatus.SerializeToString
+                ),
+                "ListProxies": grpc.unary_unary_rpc_method_handler(
+                    self._list_proxies, fleet.ListProxiesRequest.FromString, fleet.ListProxiesResponse.SerializeToString
+                ),
+                "WatchEvents": grpc.unary_stream_rpc_method_handler(
+                    self._watch_events, fleet.WatchEventsRequest.FromString, fleet.Event.SerializeToString
+                ),
+            },
+            "PlacementService": {
+                "WatchPlacement": grpc.unary_stream_rpc_method_handler(
+                    self._watch_placement,
+                    placement.WatchPlacementRequest.FromString,
+                    placement.PlacementMessage.SerializeToString,
+                ),
+            },
+        }
+        for service, calls in services.items():
+            handler = grpc.method_handlers_generic_handler(f"narwhal.v1.{service}", calls)
+            self._server.add_generic_rpc_handlers((handler,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def __enter__(self) -> "FakeControl":
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends every call and the server, at once."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+        self.silent.clear()
+        self._server.stop(0).wait(30)
+
+    def tell(self, event: fleet_pb2.Event) -> None:
+        """A new event."""
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+
+    def publish(self, **message: Any) -> None:
+        """The next placement message for every observer: `snapshot=`, `change=` and so on."""
+        with self._news:
+            self._placements.append(placement_pb2.PlacementMessage(**message))
+            self._news.notify_all()
+
+    def unwatched(self, timeout_s: float) -> bool:
+        """Whether within this time no WatchPlacement call is open."""
+        with self._news:
+            return self._news.wait_for(lambda: not self._watching, timeout_s)
+
+    def _get_status(self, request: fleet_pb2.GetStatusRequest, context: Any) -> fleet_pb2.FleetStatus:
+        self._lead(context)
+        return self.status
+
+    def _list_proxies(self, request: fleet_pb2.ListProxiesRequest, context: Any) -> fleet_pb2.ListProxiesResponse:
+        self._lead(context)
+        return fleet_pb2.ListProxiesResponse(proxies=self.proxies)
+
+    def _watch_events(self, request: fleet_pb2.WatchEventsRequest, context: Any) -> Iterator[fleet_pb2.Event]:
+        self._lead(context)
+        self.asked_after.append(request.after)
+        yield from (e for e in self._all(self._events, context, request.follow) if e.sequence > request.after)
+
+    def _watch_placement(
+        self, request: placement_pb2.WatchPlacementRequest, context: Any
+    ) -> Iterator[placement_pb2.PlacementMessage]:
+        self._lead(context)
+        self._watchers(+1)
+        try:
+            yield from self._all(self._placements, context, True)
+        finally:
+            self._watchers(-1)
+
+    def _watchers(self, more: int) -> None:
+        with self._news:
+            self._watching += more
+            self._news.notify_all()
+
+    def _all(self, items: list[Any], context: Any, follow: bool) -> Iterator[Any]:
+        context.add_callback(self._wake)
+        at = 0
+        while True:
+            with self._news:
+                while follow and at >= len(items) and context.is_active() and not self._stopped:
+                    self._news.wait()
+                if at >= len(items) or not context.is_active():
+                    return
+                item = items[at]
+            at += 1
+            yield item
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _lead(self, context: Any) -> None:
+        while self.silent.is_set() and context.is_active() and not self._stopped:
+            with self._news:
+                self._news.wait(0.05)
+        if self.refusal is not None:
+            context.abort(*self.refusal)
+        if self.standby_of is not None:
+            self._not_active(context, self.standby_of)
+
+    @staticmethod
+    def _not_active(context: Any, active: str) -> NoReturn:
+        packed = any_pb2.Any()
+        packed.Pack(
+            error_details_pb2.ErrorInfo(
+                reason="NOT_ACTIVE", domain="narwhal", metadata={"active": active, "holder": "c2"}
+            )
+        )
+        answer = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message="standby", details=[packed])
+        context.abort_with_status(rpc_status.to_status(answer))
+        raise AssertionError("abort_with_status raises")
