@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import resource
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -138,13 +139,40 @@ def test_a_command_is_a_file_of_its_name() -> None:
         assert path.stem == "__init__" or ast.get_docstring(ast.parse(path.read_text())), path
 
 
-def test_completion_offers_commands_without_loading_them(run: Run) -> None:
+def offered(words: str, **environment: str) -> list[str]:
+    """What the shell offers for the last word."""
     ran = subprocess.run(
         [sys.executable, "-c", "from narwhal.cli.main import main; main()"],
-        env={**os.environ, "_NARWHALCTL_COMPLETE": "bash_complete", "COMP_WORDS": "narwhalctl e", "COMP_CWORD": "1"},
+        env={
+            **os.environ,
+            "_NARWHALCTL_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
-    assert [line.rpartition(",")[2] for line in ran.stdout.splitlines()] == ["engines", "events"]
+    assert ran.stderr == ""
+    return [line.rpartition(",")[2] for line in ran.stdout.splitlines() if line]
+
+
+def test_completion_offers_commands() -> None:
+    assert offered("narwhalctl e") == ["engines", "events"]
+
+
+@pytest.mark.parametrize("environment", [True, False])
+def test_completion_offers_the_fleets_engines(control: FakeControl, environment: bool) -> None:
+    if environment:
+        names = offered("narwhalctl events --engine de", NARWHAL_CONTROL=control.address)
+    else:
+        names = offered(f"narwhalctl --control {control.address} events --engine de")
+    assert names == ["decode-0", "decode-1"]
+
+
+def test_completion_offers_nothing_when_control_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert offered("narwhalctl events --engine de", NARWHAL_CONTROL=address) == []

@@ -8,6 +8,7 @@ import click
 
 from narwhal.cli import model
 from narwhal.cli.client import Control, connect
+from narwhal.cli.complete import engine_names
 from narwhal.cli.follow import follow as over_reconnects
 from narwhal.cli.options import Settings, pass_settings
 from narwhal.cli.render import Block, Line, Printer, Say, Tone, notice, some
@@ -55,7 +56,7 @@ class Journal:
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with new events, over restarts and takeovers, until ctrl-C.")
-@click.option("--engine", metavar="ENGINE", help="Only events of this engine.")
+@click.option("--engine", metavar="ENGINE", shell_complete=engine_names, help="Only events of this engine.")
 @click.option(
     "--since-seq", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after the one numbered N."
 )
