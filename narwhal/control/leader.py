@@ -18,11 +18,11 @@ from narwhal.clock import Clock
 from narwhal.control.core.events import CheckAnswered, EventKind, Record, Reloaded, StageFailure
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import Handoff, HandoffError, Resume, aged, compare, from_document
-from narwhal.control.core.settings import CoreSettings
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner
 from narwhal.control.observe import Observer
-from narwhal.control.probes import Probes, ProbeSettings
+from narwhal.control.plan import Plan
+from narwhal.control.probes import Probes
 from narwhal.control.publisher import Publisher
 from narwhal.control.store.base import Lease, Owner, Store, StoreError
 from narwhal.vocabulary import NotReady, Stage
@@ -46,18 +46,6 @@ class Standing(StrEnum):
     ACTIVE = "active"
     FENCED = "fenced"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a control process works by: the fleet file, cut to size. Seconds."""
-
-    core: CoreSettings
-    probes: ProbeSettings
-    proxy_settings: bytes  # sent to proxies
-    interval_s: float
-    stage_timeout_s: float
-    poll_s: float  # how often a standby looks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +115,8 @@ class Leader:
         self.standing = Standing.STARTING
         self.takeovers = 0
         self.writes: Counter[str] = Counter()
-        self.pass_s = 0.0  # seconds that the last monitor pass took
+        self.passes = 0  # monitor passes since this process began
+        self.passes_s = 0.0  # seconds that they took
         self.stale_refusals = 0  # hellos that named a higher epoch than ours
         self._store = store
         self._clock = clock
@@ -178,9 +167,10 @@ class Leader:
             holder=self._holder,
         )
 
-    def document(self) -> bytes | None:
-        """The state handoff that is stored, as far as this process wrote it."""
-        return self._term.loop.writer.document if self._term is not None else self._kept
+    async def document(self) -> bytes | None:
+        """The state handoff that is stored. Raises StoreError."""
+        loop = self.loop
+        return loop.writer.document if loop is not None else await self._store.load()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -385,6 +375,7 @@ class Leader:
             self._publisher.withdraw(reason)
 
         def answered(event: CheckAnswered) -> None:
+            self._observer.checked(event)
             loop.post(event)
 
         probes = Probes(self.plan.probes, clock=self._clock, post=answered)
@@ -401,7 +392,8 @@ class Leader:
         )
 
         def ended(failures: tuple[StageFailure, ...], took_s: float) -> None:
-            self.pass_s = took_s
+            self.passes += 1
+            self.passes_s += took_s
             loop.pass_ended(failures)
 
         monitor = Monitor(

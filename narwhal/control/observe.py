@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.events import CheckAnswered, EventKind, Record
+from narwhal.vocabulary import Verdict
 
 # Kinds that an operator may have to act on; everything else is information.
 _WARNINGS = frozenset(
@@ -49,16 +50,42 @@ class Observer:
         self._entries: deque[Entry] = deque(maxlen=capacity)
         self._sequence = 0
         self._news = asyncio.Event()
-        self.counts: Counter[EventKind] = Counter()
+        self._counted: dict[str, Counter[tuple[str, ...]]] = {}
 
     def record(self, record: Record) -> None:
         """Tells everybody of one event."""
         self._sequence += 1
-        self.counts[record.kind] += 1
+        self._count(record)
         self._entries.append(Entry(sequence=self._sequence, at=self._clock.wall(), record=record))
         news, self._news = self._news, asyncio.Event()
         news.set()
         write_log(record)
+
+    def checked(self, answer: CheckAnswered) -> None:
+        """Counts the answer of a check. Every one, though only a change of it is told."""
+        result = answer.result.verdict
+        self.count("probes_total", answer.engine, answer.check, result)
+        if result in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+            self.count("readmissions_total", answer.engine, result, answer.check)
+
+    def count(self, name: str, *labels: str) -> None:
+        """Adds one to a counter. The first label is the engine."""
+        self._counted.setdefault(name, Counter())[labels] += 1
+
+    def counted(self, name: str) -> Mapping[tuple[str, ...], int]:
+        """A counter's values by its labels."""
+        return self._counted.get(name, {})
+
+    def _count(self, record: Record) -> None:
+        match record.kind:
+            case EventKind.ENGINE_EJECTED:
+                self.count("ejections_total", record.engine, record.fields.get("cause", ""))
+            case EventKind.ENGINE_JOINED | EventKind.ENGINE_READMITTED:
+                self.count("readmissions_total", record.engine, Verdict.PASS, "")
+            case EventKind.ENGINE_REMOVED:
+                for counter in self._counted.values():
+                    for labels in [labels for labels in counter if labels[0] == record.engine]:
+                        del counter[labels]
 
     def after(self, sequence: int) -> list[Entry]:
         """The entries after `sequence` that are still kept, oldest first; all of them after a sequence that this

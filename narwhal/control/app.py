@@ -1,0 +1,234 @@
+"""`narwhal-control`: the composition root. Builds what is real (clock, store, servers), and ends it in good order."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+import uvloop
+
+from narwhal.clock import RealClock
+from narwhal.config import FleetConfig, FleetFileError, load_fleet
+from narwhal.control.core.events import EventKind, Record
+from narwhal.control.endpoints import control_http
+from narwhal.control.fleet_service import FleetService
+from narwhal.control.leader import Leader, ResumeRefusedError
+from narwhal.control.metrics import ControlMetrics
+from narwhal.control.observe import Observer
+from narwhal.control.plan import make_plan
+from narwhal.control.publisher import Publisher
+from narwhal.control.servers import Servers, StartError, advertised, credentials
+from narwhal.control.service import OutcomeService, PlacementService
+from narwhal.control.store.base import Store, StoreError
+from narwhal.control.store.file import FileStore
+from narwhal.control.writer import NotLeading
+from narwhal.logs import LogFormat, setup_logging
+
+# Sections of the fleet file that are read at the start only.
+_FIXED = ("store", "lease", "tls", "auth")
+
+log = structlog.get_logger()
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """HOST:PORT; an IPv6 host stands in brackets. Port 0 takes any free one."""
+
+    name = "HOST:PORT"
+
+    def convert(
+        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """The host and the port."""
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = value.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        if not colon or not bare or not port.isdecimal() or int(port) > 65535 or (":" in bare) != host.startswith("["):
+            self.fail(f"must be HOST:PORT, got {value!r}", param, ctx)
+        return bare, int(port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The flags."""
+
+    fleet: Path
+    resume: bool
+    grpc: tuple[str, int]
+    http: tuple[str, int]
+    id: str
+
+
+async def _file_store(config: FleetConfig) -> Store:
+    return await FileStore.open(Path(config.store.path))
+
+
+_STORES: dict[str, Callable[[FleetConfig], Awaitable[Store]]] = {"file": _file_store}
+
+
+async def open_store(config: FleetConfig) -> Store:
+    """The store that the fleet file names. Raises StartError."""
+    make = _STORES.get(config.store.kind)
+    if make is None:
+        raise StartError(f"store.kind: {config.store.kind} is not supported by this release", 2)
+    try:
+        return await make(config)
+    except StoreError as error:
+        raise StartError(str(error)) from error
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+class Control:
+    """One control process."""
+
+    def __init__(self, options: Options, config: FleetConfig) -> None:
+        self._options = options
+        self._config = config
+        self._observer = Observer(RealClock())
+        self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Runs until SIGTERM or SIGINT. Raises StartError."""
+        if self._config.auth.tokens_file is not None:
+            raise StartError("auth.tokens_file: this release does not check tokens; leave it out", 2)
+        servers = Servers()
+        servers.bind_grpc(self._options.grpc, credentials(self._config.tls))
+        store = await open_store(self._config)
+        try:
+            await self._serve(servers, store)
+        finally:
+            await store.close()
+
+    async def _serve(self, servers: Servers, store: Store) -> None:
+        clock = RealClock()
+        publisher = Publisher(clock)
+        leader = Leader(
+            plan=make_plan(self._config),
+            store=store,
+            clock=clock,
+            publisher=publisher,
+            observer=self._observer,
+            holder=self._options.id or f"{socket.gethostname()}/{servers.grpc_address.rpartition(':')[2]}",
+            address=advertised(servers.grpc_address),
+            resume=self._options.resume,
+        )
+        metrics = ControlMetrics(leader, publisher, self._observer, clock)
+        try:
+            await servers.start_http(control_http(leader, metrics.render), self._options.http)
+            fleet = self._config.name
+            await servers.start(
+                [
+                    PlacementService(leader, publisher, fleet=fleet).handlers(),
+                    OutcomeService(leader).handlers(),
+                    FleetService(leader, publisher, self._observer, clock).handlers(),
+                ]
+            )
+            log.info("listening", grpc=servers.grpc_address, http=servers.http_address, fleet=fleet, pid=os.getpid())
+            await self._until_told(
+                leader, [leader.run(), publisher.run(), servers.follow(lambda: leader.readiness().control_ready)]
+            )
+        finally:
+            await servers.stop()
+
+    async def _until_told(self, leader: Leader, work: list[Awaitable[None]]) -> None:
+        """Runs `work` until a signal ends the process, or one of it fails."""
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_soon, leader)
+        tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(each) for each in work]
+        stop = asyncio.create_task(told.wait())
+        try:
+            everything: list[asyncio.Future[Any]] = [stop, *tasks]
+            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            await leader.stop()
+            for task in tasks:
+                if task.done():
+                    task.result()
+        except ResumeRefusedError as error:
+            raise StartError(str(error), 2) from error
+        finally:
+            ending: list[asyncio.Future[Any]] = [stop, *tasks, *self._reloads]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    # --- reload -----------------------------------------------------------------------------------------------------
+
+    def _reload_soon(self, leader: Leader) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload(leader))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, leader: Leader) -> None:
+        """Reads the fleet file again. An invalid one changes nothing and says so."""
+        async with self._reloading:
+            try:
+                config = await asyncio.to_thread(load_fleet, self._options.fleet, os.environ)
+                if config.name != self._config.name:
+                    raise FleetFileError([f"name: cannot change from {self._config.name} while the process runs"])
+                new = make_plan(config)
+            except FleetFileError as error:
+                words = f"the fleet file is not applied: {'; '.join(error.problems)}"
+                self._observer.record(Record(kind=EventKind.RELOAD_REFUSED, message=words))
+                return
+            fixed = [name for name in _FIXED if getattr(config, name) != getattr(self._config, name)]
+            self._config = config
+            with contextlib.suppress(NotLeading):  # the next term begins with it
+                await leader.reload(new)
+            words = "the fleet file was read again"
+            if fixed:
+                words += f"; what changed in {', '.join(fixed)} needs a restart"
+            self._observer.record(Record(kind=EventKind.RELOADED, message=words))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--fleet", required=True, type=click.Path(path_type=Path), help="The fleet file.")
+@click.option("--resume", is_flag=True, help="Go on from the saved state handoff.")
+@click.option(
+    "--grpc", type=Address(), default="127.0.0.1:7400", show_default=True, help="Where gRPC is served; port 0: any."
+)
+@click.option(
+    "--http", type=Address(), default="127.0.0.1:7401", show_default=True, help="Where HTTP is served; port 0: any."
+)
+@click.option("--id", "name", default="", help="Name of this process; the host's name and the gRPC port by default.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.version_option(package_name="narwhal")
+def main(  # noqa: PLR0917 - click passes them by name
+    fleet: Path, resume: bool, grpc: tuple[str, int], http: tuple[str, int], name: str, log_format: LogFormat
+) -> None:
+    """The control service: watches the engines of a fleet and decides which may serve.
+
+    Active or standby, decided by the lease. Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot run (an address in
+    use, a store that cannot be opened), 2 for a usage or configuration error.
+    """
+    setup_logging(log_format)
+    try:
+        config = load_fleet(fleet, os.environ)
+    except FleetFileError as error:
+        for problem in error.problems:
+            click.echo(f"{fleet}: {problem}", err=True)
+        sys.exit(2)
+    options = Options(fleet=fleet, resume=resume, grpc=grpc, http=http, id=name)
+
+    async def run() -> None:
+        await Control(options, config).run()
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    except StartError as error:
+        click.echo(f"narwhal-control: {error}", err=True)
+        sys.exit(error.code)
