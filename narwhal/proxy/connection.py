@@ -5,6 +5,7 @@ that ends means. It cannot see: pools, requests of clients, or what the bytes of
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -130,7 +131,8 @@ class EngineConnection(asyncio.Protocol):
         self.paused = False
         self.idle_since = 0.0  # 0 while it is not in the pool
         self.kind = LegKind.PREFILL
-        self.due = self.quiet_s = self.deadline = 0.0
+        self.due = self.deadline = math.inf  # nothing is late before a request is sent
+        self.quiet_s = 0.0
 
     # --- used by the leg ---
 

@@ -1,0 +1,257 @@
+"""The machine of one request, the seats and the queue: pure, `now` is a literal."""
+
+import pytest
+
+from narwhal.proxy.admission import Admission, RetryBudget, Waiting
+from narwhal.proxy.attempt import (
+    Attempt,
+    Backoff,
+    Fail,
+    Fault,
+    IllegalTransition,
+    LegEnd,
+    Pass,
+    Policy,
+    StartLeg,
+    State,
+)
+from narwhal.vocabulary import Outcome, Phase
+
+ONE = Policy(max_attempts=1, retry_base_s=0.1, retry_cap_s=1.0, handoff_max_age_s=25.0)
+THREE = ONE._replace(max_attempts=3)
+
+
+def attempt(policy: Policy = ONE, credits: float = 10.0, due: float = 600.0) -> Attempt:
+    return Attempt(policy, RetryBudget(credits), due)
+
+
+def in_decode(machine: Attempt, producer: str = "p1") -> Attempt:
+    machine.begin()
+    machine.prefilled(producer, 1.0)
+    machine.dispatched()
+    return machine
+
+
+def test_the_straight_way() -> None:
+    machine = attempt()
+    assert machine.begin() == StartLeg(Phase.PREFILL, 1, frozenset(), False)
+    assert machine.prefilled("p1", 1.0) == StartLeg(Phase.DECODE, 1, frozenset({"p1"}), False)
+    machine.dispatched()
+    assert machine.answered() == Pass()
+    assert machine.state is State.DONE
+
+
+# (outcome, what the client is told), typed from the table of errors
+TOLD = [
+    (Outcome.REFUSED, Fault.UPSTREAM),
+    (Outcome.UNREACHABLE, Fault.UPSTREAM),
+    (Outcome.RESET, Fault.UPSTREAM),
+    (Outcome.TLS_FAILED, Fault.UPSTREAM),
+    (Outcome.ANSWER_CUT, Fault.UPSTREAM),
+    (Outcome.HTTP_5XX, Fault.UPSTREAM),
+    (Outcome.HANDOFF_UNUSABLE, Fault.UPSTREAM),
+    (Outcome.STREAM_CUT, Fault.UPSTREAM),
+    (Outcome.MARKER_WITHOUT_TOKEN, Fault.UPSTREAM),
+    (Outcome.ERROR_EVENT, Fault.UPSTREAM),
+    (Outcome.STREAM_MALFORMED, Fault.UPSTREAM),
+    (Outcome.CONNECT_TIMEOUT, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.PREFILL_TIMEOUT, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.READ_TIMEOUT, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.FIRST_TOKEN_TIMEOUT, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.STREAM_SILENT, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.HTTP_408, Fault.UPSTREAM_TIMEOUT),
+    (Outcome.HTTP_429, Fault.ENGINE_BUSY),
+    (Outcome.WRONG_IDENTITY, Fault.ENGINE_IDENTITY),
+    (Outcome.DEADLINE, Fault.DEADLINE),
+]
+
+
+@pytest.mark.rule("V2")
+@pytest.mark.parametrize(("outcome", "fault"), TOLD)
+def test_one_attempt_and_what_the_client_is_told(outcome: Outcome, fault: Fault) -> None:
+    machine = attempt()
+    machine.begin()
+    step = machine.leg_failed("p1", LegEnd(outcome, 500, "7"), output=False, now=1.0, draw=0.5)
+    assert step == Fail(fault, Phase.PREFILL, "7")
+    assert machine.state is State.DONE
+
+
+@pytest.mark.rule("V4", "V5")
+@pytest.mark.case("A1")
+def test_case_A1_a_retry_has_its_own_prefill_and_avoids_those_that_failed() -> None:
+    machine = in_decode(attempt(THREE))
+    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, 500), output=False, now=10.0, draw=0.0)
+    assert step == Backoff(10.0 + 0.05)
+    assert machine.resume() == StartLeg(Phase.PREFILL, 2, frozenset({"d1", "p1"}), False)
+    with pytest.raises(IllegalTransition):
+        machine.dispatched()  # the first handoff is gone for good
+    assert machine.prefilled("p2", 11.0) == StartLeg(Phase.DECODE, 2, frozenset({"d1", "p1", "p2"}), False)
+
+
+@pytest.mark.rule("V5")
+def test_no_handoff_is_sent_twice() -> None:
+    machine = in_decode(attempt(THREE))
+    with pytest.raises(IllegalTransition):
+        machine.dispatched()
+    assert machine.state is State.DECODE, "a refused transition changes nothing"
+
+
+RETRIED = [outcome for outcome, _ in TOLD if outcome not in {Outcome.WRONG_IDENTITY, Outcome.DEADLINE}]
+
+
+@pytest.mark.rule("V4")
+@pytest.mark.parametrize("outcome", [outcome for outcome, _ in TOLD])
+def test_which_failures_are_tried_again(outcome: Outcome) -> None:
+    machine = in_decode(attempt(THREE))
+    step = machine.leg_failed("d1", LegEnd(outcome), output=False, now=1.0, draw=0.5)
+    assert isinstance(step, Backoff) == (outcome in RETRIED)
+
+
+@pytest.mark.rule("V4")
+@pytest.mark.parametrize(
+    ("status", "again"), [(500, True), (501, False), (502, True), (503, True), (504, True), (507, False)]
+)
+def test_of_the_5xx_only_four_are_tried_again(status: int, again: bool) -> None:
+    machine = in_decode(attempt(THREE))
+    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, status), output=False, now=1.0, draw=0.5)
+    assert isinstance(step, Backoff) == again
+
+
+@pytest.mark.rule("V4", "V8")
+def test_nothing_is_tried_again_after_output() -> None:
+    machine = in_decode(attempt(THREE))
+    step = machine.leg_failed("d1", LegEnd(Outcome.STREAM_CUT), output=True, now=1.0, draw=0.5)
+    assert step == Fail(Fault.UPSTREAM, Phase.DECODE)
+
+
+@pytest.mark.rule("V3")
+def test_attempts_backoff_deadline_and_budget_end_retrying() -> None:
+    machine = attempt(THREE)
+    machine.begin()
+    waits = []
+    for now in (1.0, 2.0):
+        step = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=now, draw=1.0)
+        assert isinstance(step, Backoff)
+        waits.append(step.until - now)
+        machine.resume()
+    assert waits == [pytest.approx(0.1), pytest.approx(0.2)], "exponential"
+    end = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=3.0, draw=1.0)
+    assert end == Fail(Fault.UPSTREAM, Phase.PREFILL)
+    assert machine.retries == 2
+
+    late = attempt(THREE, due=5.0)
+    late.begin()
+    assert isinstance(late.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=4.95, draw=0.5), Fail)
+
+    budget = RetryBudget(1.0)
+    for expected in (Backoff, Fail):
+        poor = Attempt(THREE, budget, 600.0)
+        poor.begin()
+        assert isinstance(poor.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, draw=0.5), expected)
+    assert budget.denied == 1
+    budget.replenish(0.1, 10.0)
+    assert budget.credits == pytest.approx(0.1)
+
+
+@pytest.mark.rule("V9")
+def test_an_idle_connection_that_was_closed_under_a_decode_leg_costs_no_attempt() -> None:
+    machine = in_decode(attempt())
+    closed = LegEnd(Outcome.RESET, idle_closed=True)
+    step = machine.leg_failed("d1", closed, output=False, now=1.0, draw=0.5)
+    assert step == StartLeg(Phase.PREFILL, 2, frozenset(), False), "a fresh prefill, avoiding nobody"
+    assert machine.prefilled("p1", 2.0).fresh, "its decode leg takes a fresh connection"
+    machine.dispatched()
+    assert machine.retries == 0
+    # Only once, and it did not use up the one attempt of the policy before.
+    assert isinstance(machine.leg_failed("d1", closed, output=False, now=3.0, draw=0.5), Fail)
+
+
+@pytest.mark.rule("V9", "V3")
+def test_the_extra_attempt_leaves_the_policys_own_in_place() -> None:
+    machine = in_decode(attempt(THREE._replace(max_attempts=2)))
+    machine.leg_failed("d1", LegEnd(Outcome.RESET, idle_closed=True), output=False, now=1.0, draw=0.5)
+    machine.prefilled("p1", 2.0)
+    machine.dispatched()
+    assert isinstance(machine.leg_failed("d1", LegEnd(Outcome.REFUSED), output=False, now=3.0, draw=0.5), Backoff)
+
+
+@pytest.mark.rule("V6")
+def test_a_handoff_ages_from_the_prefills_answer() -> None:
+    machine = attempt()
+    machine.begin()
+    machine.prefilled("p1", 100.0)
+    assert machine.may_dispatch(124.9)
+    assert not machine.may_dispatch(125.0)
+    assert machine.expired(125.0, 0.5) == Fail(Fault.UPSTREAM_TIMEOUT, Phase.DECODE)
+    again = attempt(THREE)
+    again.begin()
+    again.prefilled("p1", 100.0)
+    assert isinstance(again.expired(125.0, 0.5), Backoff)
+    assert again.resume().avoid == frozenset(), "nobody is to blame"
+
+
+def test_what_the_machine_does_not_allow_changes_nothing() -> None:
+    machine = attempt()
+    for wrong in (machine.dispatched, machine.resume, lambda: machine.prefilled("p1", 1.0)):
+        with pytest.raises(IllegalTransition):
+            wrong()
+        assert machine.state is State.NEW
+    machine.begin()
+    machine.cancelled()
+    with pytest.raises(IllegalTransition):
+        machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, draw=0.5)
+    machine.cancelled()
+    assert machine.state is State.DONE
+
+
+# --- seats and queue ---
+
+
+@pytest.mark.rule("V1", "V2")
+def test_seats_are_bounded_and_without_a_queue_the_excess_is_turned_away() -> None:
+    admission = Admission()
+    assert [admission.enter(2) for _ in range(3)] == [True, True, False]
+    assert admission.queue(0, 5.0) is None
+    assert admission.leave(2) == []
+    assert admission.enter(2)
+    assert admission.taken == 2
+
+
+@pytest.mark.rule("V3")
+def test_the_queue_is_first_come_first_served() -> None:
+    admission = Admission()
+    assert admission.enter(1)
+    first, second = admission.queue(2, 5.0), admission.queue(2, 3.0)
+    assert first is not None
+    assert second is not None
+    assert admission.queue(2, 9.0) is None
+    assert not admission.enter(5), "nobody overtakes the queue"
+    assert admission.expire(2.9) == []
+    assert admission.expire(3.0) == [second]
+    assert second.state is Waiting.LATE
+    assert admission.leave(1) == [first]
+    assert (first.state, admission.taken) == (Waiting.SEATED, 1)
+
+
+@pytest.mark.rule("V3", "M5")
+def test_who_leaves_the_queue_or_finds_it_closed_holds_no_seat() -> None:
+    admission = Admission()
+    assert admission.enter(1)
+    left, waits = admission.queue(9, 5.0), admission.queue(9, 5.0)
+    assert left is not None
+    assert waits is not None
+    admission.forget(left)
+    assert admission.close() == [waits]
+    assert admission.leave(1) == []
+    assert (admission.taken, admission.waiting) == (0, 0)
+    with pytest.raises(ValueError, match="nobody had"):
+        admission.leave(1)
+
+
+@pytest.mark.rule("V3")
+def test_more_seats_seat_more_than_one() -> None:
+    admission = Admission()
+    assert admission.enter(1)
+    tickets = [admission.queue(9, 5.0) for _ in range(3)]
+    assert admission.leave(2) == tickets[:2]
+    assert admission.taken == 2
