@@ -74,6 +74,16 @@ class Checked:
     at: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthSeen:
+    """One answer to a health probe."""
+
+    outcome: Outcome | None  # None: 200
+    detail: str
+    latency_s: float
+    at: float
+
+
 def joining(spec: EngineSpec, *, now: float) -> "Engine":
     """An engine that was never admitted (spec R8)."""
     held = Held(kind=Hold.JOINING, reason="never admitted", since=now)
@@ -98,6 +108,7 @@ class Engine:
     misses: int = 0  # silent liveness sweeps in a row
     outcomes: dict[Outcome, int] = field(default_factory=dict)
     checks: dict[Check, Checked] = field(default_factory=dict)
+    health: tuple[HealthSeen, ...] = ()  # the newest answers to health probes, oldest first
     numbers: int = 0  # last number given to a check or a probe
     decided: int = 0  # rises with every change that must be stored at once
     counted: int = 0  # rises with every change that the next pass may store
@@ -135,7 +146,7 @@ class Engine:
         for kind in STANDING_HOLDS | ENDED_BY_MOVE:
             self.holds.pop(kind, None)
         self.incarnation += 1
-        self.identity = identity or self.identity
+        self.identity = identity
         self.admitted_at = now
         self.ramp = ramp_from(now, ramp_s)
         self.settled_weight = RAMP_START if self.ramp else 1.0
@@ -201,6 +212,7 @@ class Engine:
         self.evidence.streaks.clear()
         self.evidence.producers.clear()
         self.evidence.stalls = 0
+        self.evidence.timeout_is_stream = False
         self.misses = 0
         self.counted += 1
 

@@ -73,8 +73,8 @@ class HealthAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegSeen:
-    """What one leg of an inference probe came to: any `Outcome` that a proxy could see, LOCAL when no control connection
-    was to be had in time."""
+    """What one leg of an inference probe came to: any `Outcome` that a proxy could see; LOCAL when no control
+    connection was to be had in time."""
 
     outcome: Outcome
     status: int = 0

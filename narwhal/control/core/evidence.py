@@ -1,6 +1,6 @@
 """Failure evidence: what counts against an engine, what clears it, and what follows (spec F1–F5).
 
-Decides: the class of an outcome, what a success clears, and the verdict of a class. It cannot see: where an outcome
+Decides: the class of an outcome, what a success clears, and what a class asks for. It cannot see: where an outcome
 came from (incarnations, proxies at fault and order are judged before), nor probes. Pure.
 """
 
@@ -49,7 +49,7 @@ CLEARED_BY_INFERENCE = frozenset({FailureClass.STREAM, FailureClass.INFERENCE_ST
 NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE})
 
 
-class Verdict(StrEnum):
+class Action(StrEnum):
     """What follows when a class reaches the threshold (spec F3)."""
 
     EJECT = "eject"
@@ -58,13 +58,15 @@ class Verdict(StrEnum):
 
 
 VERDICT_OF = {
-    FailureClass.CONNECTION: Verdict.EJECT,
-    FailureClass.TIMEOUT: Verdict.HEALTH_PROBE,
-    FailureClass.OVERLOAD: Verdict.HEALTH_PROBE,
-    FailureClass.STREAM: Verdict.INFERENCE_PROBE,
-    FailureClass.INFERENCE_STATUS: Verdict.INFERENCE_PROBE,
-    FailureClass.KV_HANDOFF: Verdict.INFERENCE_PROBE,
+    FailureClass.CONNECTION: Action.EJECT,
+    FailureClass.TIMEOUT: Action.HEALTH_PROBE,
+    FailureClass.OVERLOAD: Action.HEALTH_PROBE,
+    FailureClass.STREAM: Action.INFERENCE_PROBE,
+    FailureClass.INFERENCE_STATUS: Action.INFERENCE_PROBE,
+    FailureClass.KV_HANDOFF: Action.INFERENCE_PROBE,
 }
+# Which comes first when classes at the threshold ask for different things.
+URGENCY = (Action.EJECT, Action.INFERENCE_PROBE, Action.HEALTH_PROBE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +88,7 @@ class Evidence:
     """What counts against one engine now."""
 
     streaks: dict[FailureClass, int] = field(default_factory=dict)  # classes at zero are left out
+    timeout_is_stream: bool = False  # after a relapse of `timeout`, until it is cleared (spec F11)
     stalls: int = 0  # how many of the `stream` streak are missing progress (spec F10)
     producers: dict[str, int] = field(default_factory=dict)  # of failed decode legs → incarnation, newest last (F7)
     totals: dict[FailureClass, int] = field(default_factory=dict)  # counted since this process began
@@ -109,6 +112,8 @@ class Evidence:
         ended = [c for c in classes if self.streaks.pop(c, 0)]
         if FailureClass.STREAM in ended:
             self.stalls = 0
+        if FailureClass.TIMEOUT in ended:
+            self.timeout_is_stream = False
         if not CLEARED_BY_INFERENCE & self.streaks.keys():
             self.producers.clear()
         return bool(ended)

@@ -5,50 +5,60 @@ others, and shows the result. It cannot see: the store, the lease, streams, sock
 
 The caller (one loop, no locks) calls `handle` for everything that happens, `tick` for each stage of a monitor pass, and
 `handle(Woke())` at `next_due()`; after each call it compares `placement` and the revisions with what it last sent and
-stored. An exception from `handle` or `tick` other than `CommandRefused` is a fault of this code.
+stored. An exception from `handle` or `tick` other than `CommandRefusedError` is a fault of this code.
 """
 
+from collections import deque
 from collections.abc import Mapping
 
-from narwhal.control.core.coverage import Candidate, cover, uncovered
+from narwhal.control.core import telling
+from narwhal.control.core.commands import command
+from narwhal.control.core.coverage import Candidate, cover
 from narwhal.control.core.decisions import Admission, Decision, Ejection
-from narwhal.control.core.engine import Engine, Held, Standing, joining
+from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import (
     CheckAnswered,
+    CommandRefusedError,
     Effect,
+    EjectCommand,
     EventKind,
+    HealthAnswered,
+    InferenceAnswered,
     Input,
     PassEnded,
+    ProbeCommand,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
     ProxyNacked,
     Record,
+    Refusal,
     Reloaded,
     Reported,
     Woke,
 )
+from narwhal.control.core.evidence import CLASS_OF, Seen
 from narwhal.control.core.handoff import SavedFleet
+from narwhal.control.core.identity import ModelChecks
+from narwhal.control.core.intake import Intake
+from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
-from narwhal.control.core.persistence import (
-    load_cursors,
-    load_engine,
-    load_proxies,
-    moved,
-    save_cursors,
-    save_engine,
-    save_proxies,
-)
+from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
+from narwhal.control.core.picture import Picture
 from narwhal.control.core.proxies import Proxies
-from narwhal.control.core.publication import PlacementContent, outside, unstored
+from narwhal.control.core.publication import PlacementContent
 from narwhal.control.core.readmission import Readmission
-from narwhal.control.core.render import engine_view, entry
-from narwhal.control.core.settings import CoreSettings, EngineSpec
+from narwhal.control.core.roster import Roster
+from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import FleetView
-from narwhal.reports import Batch, ProxyKey
-from narwhal.vocabulary import Hold, NotReady, Stage
+from narwhal.control.core.witnesses import Witnesses
+from narwhal.reports import ProxyKey
+from narwhal.vocabulary import Check, Hold, Phase, Stage, Verdict
+
+HISTORY_KEPT = 50  # records of each engine
 
 
 class InvariantBrokenError(AssertionError):
@@ -64,39 +74,64 @@ class Fleet:
 
     def __init__(self, settings: CoreSettings, *, now: float, epoch: int = 1, saved: SavedFleet | None = None) -> None:
         self._settings = settings
+        self._roster = Roster(numbers=epoch << 32)
+        self._engines: Mapping[str, Engine] = self._roster.engines
         self._monitor = Monitor(failure_limit=settings.monitor_failure_limit)
         self._proxies = Proxies(max_age_s=settings.placement_max_age_s)
         self._tallies = Tallies()
-        self._readmission = Readmission(settings)
-        self._engines: dict[str, Engine] = {}
-        self._numbers = epoch << 32  # where the numbers of an engine's checks begin
+        self._witnesses = Witnesses()
+        self._readmission = Readmission(settings, self._engines)
+        self._suspicions = Suspicions(settings, self._engines)
+        self._liveness = Liveness(settings, self._engines, now=now)
+        self._models = ModelChecks(settings, self._engines)
+        self._intake = Intake(
+            settings,
+            self._engines,
+            tallies=self._tallies,
+            witnesses=self._witnesses,
+            suspicions=self._suspicions,
+            liveness=self._liveness,
+            models=self._models,
+        )
+        self._history: dict[str, deque[tuple[float, str]]] = {}
         self._reason: str | None = None  # of not being ready, as told last
-        self._decided = 0  # decisions on engines that are gone, so that revisions only rise
-        self._counted = 0
-        self._content: tuple[tuple[int, str], float | None, PlacementContent] | None = None
+        self._kept: frozenset[str] = frozenset()  # by last-engine protection, as told last
+        self._picture = Picture(
+            settings,
+            self._engines,
+            monitor=self._monitor,
+            proxies=self._proxies,
+            tallies=self._tallies,
+            witnesses=self._witnesses,
+            readmission=self._readmission,
+            suspicions=self._suspicions,
+        )
+        self._roster.load(settings, saved.engines if saved is not None else {}, now=now)
         if saved is not None:
-            self._load_rest(saved, now)
-        for spec in settings.engines:
-            known = saved.engines.get(spec.id) if saved is not None else None
-            engine = joining(spec, now=now) if known is None else load_engine(spec, known, settings, now=now)
-            engine.numbers = self._numbers
-            self._engines[spec.id] = engine
+            self._load(saved, now)
+        for engine in self._engines.values():
             if engine.standing is Standing.JOINING:
                 self._readmission.join(engine, now=now)
-            elif engine.standing is Standing.EJECTED:
-                due = now + ((known and known.gate_in_s) or 0.0)
-                self._readmission.restore(engine, due=due)
 
-    def _load_rest(self, saved: SavedFleet, now: float) -> None:
+    def _load(self, saved: SavedFleet, now: float) -> None:
         self._tallies.requests = saved.requests
         self._tallies.unknown = dict(saved.unknown_outcomes)
         self._tallies.cursors = load_cursors(saved.cursors, now=now)
         load_proxies(self._proxies, saved.proxies, self._settings, now=now)
+        for engine in self._engines.values():
+            if engine.standing is Standing.EJECTED:
+                known = saved.engines[engine.id].gate_in_s
+                self._readmission.restore(engine, due=now + (known or 0.0))
+            elif engine.standing is Standing.IN_SERVICE:
+                self._suspicions.restore(engine, now=now)
 
     # --- events in, effects out ---------------------------------------------------------------------------------------
 
     def handle(self, event: Input, *, now: float) -> tuple[Effect, ...]:
-        """One thing happened at `now`. Answers that nobody waits for, and reports that were applied, change nothing."""
+        """One thing happened at `now`. Answers that nobody waits for, and reports that were applied, change nothing.
+
+        Raises `CommandRefusedError` for a command that cannot be done.
+        """
         effects = self._expire(now)
         effects += self._carry(self._decide(event, now), now)
         return self._settle(effects, now)
@@ -105,11 +140,17 @@ class Fleet:
         """The core's share of one stage of a monitor pass."""
         effects = self._expire(now)
         decisions: list[Decision] = []
-        if stage is Stage.READMISSION:
-            decisions += self._readmission.tick(self._engines, now=now)
-        elif stage is Stage.ROLLOVER:
-            self._tallies.drop_old(now=now)
-            self._proxies.drop_old(now=now)
+        match stage:
+            case Stage.HEALTH:
+                decisions += [*self._suspicions.tick(now=now), *self._models.tick(now=now)]
+            case Stage.ROLLOVER:
+                self._tallies.drop_old(now=now)
+                self._proxies.drop_old(now=now)
+                decisions += self._witnesses.expire(now=now)
+            case Stage.READMISSION:
+                decisions += self._readmission.tick(now=now)
+            case Stage.LIVENESS:
+                decisions += self._liveness.tick(now=now)
         effects += self._carry(decisions, now)
         return self._settle(effects, now)
 
@@ -123,9 +164,13 @@ class Fleet:
         decisions: list[Decision] = []
         match event:
             case Reported():
-                decisions += self._reported(event.batch, now)
-            case CheckAnswered():
-                decisions += self._check_answered(event, now)
+                connected = self._is_connected(event.batch.proxy)
+                for judged in self._intake.take(event.batch, connected=connected, now=now):
+                    decisions += self._carry(judged, now)
+            case CheckAnswered() | HealthAnswered() | InferenceAnswered():
+                decisions += self._answered(event, now)
+            case EjectCommand() | ProbeCommand():
+                decisions += command(event, self._engines, self._suspicions, self._readmission, now=now)
             case ProxyAcked():
                 self._proxies.acked(event, now=now)
             case ProxyNacked():
@@ -137,29 +182,55 @@ class Fleet:
             case Reloaded():
                 decisions += self._reloaded(event.settings, now)
             case Woke():
-                decisions += self._readmission.tick(self._engines, now=now, prompt_only=True)
+                decisions += self._readmission.tick(now=now, prompt_only=True)
         return decisions
 
-    def _reported(self, batch: Batch, now: float) -> list[Decision]:
-        connected = self._is_connected(batch.proxy)
-        if not self._tallies.accept(batch, connected=connected, now=now):
-            return []
-        for run in batch.runs:
-            engine = self._engines.get(run.engine)
-            if engine is None:
-                self._tallies.count_unknown(run)
-                continue
-            engine.outcomes[run.outcome] = engine.outcomes.get(run.outcome, 0) + run.count
-            engine.counted += 1
-        return []
+    # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _check_answered(self, event: CheckAnswered, now: float) -> list[Decision]:
+    def _answered(self, event: CheckAnswered | HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
+        """Whoever waits for exactly this answer takes it."""
         engine = self._engines.get(event.engine)
         if engine is None or event.incarnation != engine.incarnation:
             return []
-        if self._readmission.expects(event):
-            return self._readmission.answered(engine, event, now=now)
-        return []
+        match event:
+            case CheckAnswered():
+                return self._check_answered(engine, event, now)
+            case HealthAnswered():
+                return self._health_answered(engine, event, now)
+            case InferenceAnswered():
+                expected = self._suspicions.expects(event)
+                return self._suspicions.inference_answered(engine, event, now=now) if expected else []
+
+    def _check_answered(self, engine: Engine, event: CheckAnswered, now: float) -> list[Decision]:
+        if self._models.expects(event):
+            return self._models.answered(engine, event, now=now)
+        if not self._readmission.expects(event):
+            return []
+        decisions = self._readmission.answered(engine, event, now=now)
+        if event.check is Check.HEALTH and event.result.verdict is Verdict.PASS:
+            decisions = [*self._suspicions.healthy(engine), *decisions]
+        return decisions
+
+    def _health_answered(self, engine: Engine, event: HealthAnswered, now: float) -> list[Decision]:
+        if self._suspicions.expects(event):
+            decisions = note_health(engine, event, now=now)
+            return [*decisions, *self._suspicions.health_answered(engine, event, now=now)]
+        if not self._liveness.expects(event):
+            return []
+        decisions = note_health(engine, event, now=now)
+        if event.outcome is None:
+            decisions += self._suspicions.healthy(engine)
+        elif event.outcome not in SILENCE and event.outcome in CLASS_OF:
+            # An answer other than 200 is not silence (spec L2).
+            seen = Seen(outcome=event.outcome, phase=None, at=now, status=event.status, detail=event.detail)
+            decisions += self._suspicions.failed(engine, CLASS_OF[event.outcome], seen, now=now)
+        # Carried before the sweep goes on: it must not count an engine that is out by now.
+        carried: list[Decision] = [*self._carry(decisions, now)]
+        if self._liveness.expects(event):
+            carried += self._liveness.answered(engine, event, now=now)
+        return carried
+
+    # --- proxies ------------------------------------------------------------------------------------------------------
 
     def _proxy_moved(self, event: ProxyConnected | ProxyLost | ProxyLeft, now: float) -> list[Decision]:
         gone: ProxyKey | None = event.proxy
@@ -174,6 +245,8 @@ class Fleet:
                 records = self._proxies.left(event)
         if gone is not None and not self._is_connected(gone):
             self._tallies.went(gone, now=now)
+            if self._proxies.find(gone) is None:
+                self._witnesses.forget_proxy(gone)
         return [*records]
 
     def _is_connected(self, key: ProxyKey) -> bool:
@@ -187,54 +260,24 @@ class Fleet:
         self._settings = settings
         self._monitor.configure(failure_limit=settings.monitor_failure_limit)
         self._proxies.configure(max_age_s=settings.placement_max_age_s)
-        self._readmission.configure(settings)
-        before, self._engines = self._engines, {}
+        self._liveness.configure(settings, now=now)
+        for machine in (self._readmission, self._suspicions, self._models, self._intake, self._picture):
+            machine.configure(settings)
         decisions: list[Decision] = []
-        for engine in before.values():
-            if all(spec.id != engine.id for spec in settings.engines):
-                decisions.append(self._remove(engine))
-        for spec in settings.engines:
-            known = before.get(spec.id)
-            if known is None:
-                self._engines[spec.id] = joining(spec, now=now)
-                self._engines[spec.id].numbers = self._numbers
-                self._readmission.join(self._engines[spec.id], now=now)
-                decisions.append(_changed(EventKind.ENGINE_ADDED, spec, "added to the fleet"))
-            else:
-                self._engines[spec.id] = known
-                if known.spec != spec:
-                    decisions.append(self._change(known, spec, now))
-        self._decided += 1
+        for change in self._roster.reload(settings, now=now):
+            if change.anew:
+                self._forget(change.engine, now)
+                self._suspicions.removed(change.engine, now=now)
+                self._readmission.forget(change.engine)
+            if change.gone is not None:
+                # Nothing of it remains but its share of the totals.
+                self._tallies.count_gone(change.gone.outcomes)
+                self._history.pop(change.engine, None)
+            elif change.anew:
+                self._readmission.join(self._engines[change.engine], now=now)
+            message = f"engine {change.engine}: {change.words}"
+            decisions.append(Record(kind=change.kind, message=message, engine=change.engine))
         return decisions
-
-    def _remove(self, engine: Engine) -> Decision:
-        """Nothing of it remains but its share of the totals."""
-        self._readmission.forget(engine.id)
-        for outcome, count in engine.outcomes.items():
-            self._tallies.unknown[outcome] = self._tallies.unknown.get(outcome, 0) + count
-        self._decided += engine.decided
-        self._counted += engine.counted
-        # An engine that is added under this id later must not take its answers for its own.
-        self._numbers = max(self._numbers, engine.numbers)
-        return _changed(EventKind.ENGINE_REMOVED, engine.spec, "removed from the fleet")
-
-    def _change(self, engine: Engine, spec: EngineSpec, now: float) -> Decision:
-        """The same engine with other properties; at another address it is another engine (spec R8)."""
-        before = engine.spec
-        if spec.url != before.url:
-            self._readmission.forget(engine.id)
-            other = moved(engine, spec, now=now)
-            other.numbers = engine.numbers
-            self._decided += engine.decided - other.decided if other is not engine else 0
-            self._counted += engine.counted - other.counted if other is not engine else 0
-            self._engines[spec.id] = other
-            self._readmission.join(other, now=now)
-            return _changed(EventKind.ENGINE_CHANGED, spec, f"its address changed from {before.url}")
-        engine.spec = spec
-        if spec.role is not before.role or spec.pinned:
-            engine.role = spec.role
-        engine.decided += 1
-        return _changed(EventKind.ENGINE_CHANGED, spec, "its entry in the fleet file changed")
 
     # --- what one machine decides, the others learn -------------------------------------------------------------------
 
@@ -252,62 +295,84 @@ class Fleet:
 
     def _eject(self, decision: Ejection, now: float) -> list[Effect]:
         engine = self._engines[decision.engine]
-        engine.eject(decision.reason, now=now)
+        engine.eject(f"{decision.cause}: {decision.reason}", now=now)
         self._readmission.ejected(engine, now=now)
-        message = f"engine {engine.id} ejected ({decision.cause}): {decision.reason}"
-        fields = {"cause": decision.cause}
-        return [Record(kind=EventKind.ENGINE_EJECTED, message=message, engine=engine.id, fields=fields)]
+        self._suspicions.ejected(engine.id, now=now)
+        self._forget(engine.id, now)
+        return [telling.ejected(decision)]
 
     def _admit(self, decision: Admission, now: float) -> list[Effect]:
         engine = self._engines[decision.engine]
         first = engine.standing is Standing.JOINING
+        self._suspicions.readmitted(engine, now=now)
         engine.admit(identity=decision.identity, ramp_s=self._settings.ramp_s, now=now)
         self._readmission.forget(engine.id)
-        kind = EventKind.ENGINE_JOINED if first else EventKind.ENGINE_READMITTED
-        message = f"engine {engine.id} {'joined' if first else 'is back'} as incarnation {engine.incarnation}"
-        fields = {"incarnation": str(engine.incarnation)}
-        return [Record(kind=kind, message=message, engine=engine.id, fields=fields)]
+        return [telling.admitted(engine, first=first)]
+
+    def _forget(self, engine: str, now: float) -> None:
+        """What is under way about an engine, or was said of it, is of an incarnation that is over."""
+        self._liveness.forget(engine)
+        self._models.forget(engine)
+        self._witnesses.forget_engine(engine)
 
     def _expire(self, now: float) -> list[Effect]:
         """Holds end at their deadline, whatever woke us."""
-        effects: list[Effect] = []
-        for engine in self._engines.values():
-            for held in engine.expire(now=now):
-                effects.append(hold_ended(engine, held))
-        return effects
+        return [
+            telling.hold_ended(engine.id, held.kind, f"its time is over; it was for: {held.reason}")
+            for engine in self._engines.values()
+            for held in engine.expire(now=now)
+        ]
 
     def _settle(self, effects: list[Effect], now: float) -> tuple[Effect, ...]:
-        """Tell when readiness has changed; check that the state is one that may be."""
-        reason = self._not_ready(self._candidates(now))
+        """Tell what has changed in sum; keep the history; check that the state is one that may be."""
+        candidates = self._picture.candidates(now)
+        effects += self._protection(candidates)
+        reason = self._picture.not_ready(candidates)
         if reason != self._reason:
             self._reason = reason
-            if reason:
-                effects.append(Record(kind=EventKind.NOT_READY, message=f"not ready: {reason}"))
-            else:
-                effects.append(Record(kind=EventKind.READY, message="ready"))
+            kind = EventKind.NOT_READY if reason else EventKind.READY
+            effects.append(Record(kind=kind, message=f"not ready: {reason}" if reason else "ready"))
+        for effect in effects:
+            if isinstance(effect, Record) and effect.engine in self._engines:
+                kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
+                kept.append((now, effect.message))
         self._check_invariants()
         return tuple(effects)
 
+    def _protection(self, candidates: tuple[Candidate, ...]) -> list[Effect]:
+        """Tell of engines that serve in spite of soft holds, once each."""
+        held = [c for c in candidates if not c.hard and c.soft_since is not None]
+        phases = cover(candidates) if held else {}
+        before, self._kept = self._kept, frozenset(c.id for c in held if phases[c.id])
+        return [
+            telling.kept(engine, " and ".join(p for p in Phase if p in phases[engine]))
+            for engine in sorted(self._kept - before)
+        ]
+
     def _check_invariants(self) -> None:
         for engine in self._engines.values():
-            if not engine.incarnation and engine.standing is not Standing.JOINING:
-                raise InvariantBrokenError(f"{engine.id} is {engine.standing} and was never admitted")
-            at_gate = engine.id in self._readmission.gates
-            if at_gate == (engine.standing is Standing.IN_SERVICE):
-                raise InvariantBrokenError(f"{engine.id} is {engine.standing}, gate {at_gate}")
+            standing = engine.standing
+            if not engine.incarnation and standing is not Standing.JOINING:
+                raise InvariantBrokenError(f"{engine.id} is {standing} and was never admitted")
+            if (engine.id in self._readmission.gates) == (standing is Standing.IN_SERVICE):
+                raise InvariantBrokenError(f"{engine.id} is {standing}, and its gate says otherwise")
+            suspicion = self._suspicions.known.get(engine.id)
+            if suspicion is not None and standing is not Standing.IN_SERVICE:
+                raise InvariantBrokenError(f"{engine.id} is {standing} and suspected")
+            if (Hold.VERIFICATION in engine.holds) != (suspicion is not None and suspicion.held):
+                raise InvariantBrokenError(f"{engine.id}: verification hold without a suspicion, or the reverse")
 
-    # --- what is to be seen -------------------------------------------------------------------------------------------
+    # --- what is to be stored -----------------------------------------------------------------------------------------
 
     @property
     def revision(self) -> int:
         """Rises with every durable decision; persist at once."""
-        return self._decided + sum(engine.decided for engine in self._engines.values())
+        return self._roster.decided
 
     @property
     def counters_revision(self) -> int:
         """Rises with counters, streaks, report cursors and the roster of proxies; the next pass persists."""
-        counted = self._counted + sum(engine.counted for engine in self._engines.values())
-        return self._tallies.changed + self._proxies.changed + counted
+        return self._tallies.changed + self._proxies.changed + self._roster.counted
 
     def incarnations(self) -> dict[str, int]:
         """The incarnation of each engine, 0 for one that was never admitted."""
@@ -319,13 +384,11 @@ class Fleet:
 
     def save(self, *, now: float) -> SavedFleet:
         """The state for the handoff (`handoff.to_document`)."""
-        gates = self._readmission.gates
         return SavedFleet(
             fleet=self._settings.name,
             engine_set=tuple(self._engines),
             engines={
-                e.id: save_engine(e, gate_due=gates[e.id].due if e.id in gates else None, now=now)
-                for e in self._engines.values()
+                e.id: save_engine(e, gate_due=self._readmission.due(e.id), now=now) for e in self._engines.values()
             },
             requests=self._tallies.requests,
             unknown_outcomes=dict(self._tallies.unknown),
@@ -333,61 +396,22 @@ class Fleet:
             cursors=save_cursors(self._tallies, now=now),
         )
 
+    # --- what is to be seen -------------------------------------------------------------------------------------------
+
     def placement(self, *, now: float) -> PlacementContent:
         """What proxies should know, before `publication.publishable`."""
-        closed = self._closed()
-        key = (self.revision, closed)
-        if self._content is not None and self._content[0] == key:
-            due = self._content[1]
-            if due is None or now < due:
-                return self._content[2]
-        candidates = self._candidates(now)
-        phases = cover(candidates)
-        engines = {e.id: entry(e, candidates, phases[e.id], now=now) for e in self._engines.values()}
-        content = PlacementContent(closed=closed, engines=engines, candidates=candidates)
-        due = min((at for e in self._engines.values() for at in e.due() if at > now), default=None)
-        self._content = (key, due, content)
-        return content
+        return self._picture.placement(revision=self.revision, now=now)
 
     def view(self, *, now: float, stored: Mapping[str, int] | None = None) -> FleetView:
         """Everything there is to show. With `stored` (incarnations of the newest stored handoff) phases are those that
         may be published, as in `publication.publishable`."""
-        waiting = frozenset() if stored is None else unstored(self.incarnations(), stored)
-        candidates = outside(self._candidates(now), waiting)
-        phases = cover(candidates)
-        inflight = self._proxies.resident()
-        return FleetView(
-            name=self._settings.name,
-            model=self._settings.model,
-            not_ready=self._not_ready(candidates),
-            closed=self._closed(),
-            engines=tuple(
-                engine_view(e, phases[e.id], inflight=inflight.get(e.id, 0), now=now) for e in self._engines.values()
-            ),
-            proxies=self._proxies.view(now=now),
-            monitor=self._monitor.view(now=now),
-            totals=self._tallies.requests,
-        )
+        return self._picture.view(stored=stored, now=now)
 
-    def _candidates(self, now: float) -> tuple[Candidate, ...]:
-        return tuple(engine.candidate(now=now) for engine in self._engines.values())
+    def explain(self, engine: str, *, now: float) -> tuple[str, ...]:
+        """Why the engine is, or is not, eligible, in lines for people, the answer first.
 
-    def _closed(self) -> str:
-        if self._monitor.degraded:
-            return self._monitor.degraded
-        whole = all(Hold.MAINTENANCE in engine.holds for engine in self._engines.values())
-        return NotReady.MAINTENANCE if self._engines and whole else ""
-
-    def _not_ready(self, candidates: tuple[Candidate, ...]) -> str:
-        """The first reason of spec M9 that the core can see."""
-        return self._closed() or (NotReady.NO_ENGINES if uncovered(candidates) else "")
-
-
-def _changed(kind: EventKind, spec: EngineSpec, words: str) -> Record:
-    return Record(kind=kind, message=f"engine {spec.id}: {words}", engine=spec.id)
-
-
-def hold_ended(engine: Engine, held: Held) -> Record:
-    """A hold ended by its deadline."""
-    message = f"engine {engine.id}: {held.kind} hold over ({held.reason})"
-    return Record(kind=EventKind.HOLD_ENDED, message=message, engine=engine.id, fields={"hold": held.kind})
+        Raises `CommandRefusedError` for an unknown engine.
+        """
+        if engine not in self._engines:
+            raise CommandRefusedError(Refusal.NOT_FOUND, f"no engine {engine} in this fleet")
+        return self._picture.explain(engine, self._history.get(engine, ()), now=now)

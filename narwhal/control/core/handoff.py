@@ -70,6 +70,7 @@ class SavedEngine:
     backoff_s: float
     streaks: Mapping[FailureClass, int]
     stalls: int
+    timeout_is_stream: bool
     producers: Mapping[str, int]  # remembered by spec F7 → incarnation
     relapses: SavedRelapses
     misses: int

@@ -4,7 +4,7 @@ Decides: what a takeover must know of an engine, and what of it memory may lose:
 evidence are for people and are learnt anew.
 """
 
-from narwhal.control.core.engine import RAMP_START, Engine, Held, Standing, joining, ramp_from
+from narwhal.control.core.engine import RAMP_START, Engine, Held, Move, Standing, joining, ramp_from
 from narwhal.control.core.evidence import Evidence
 from narwhal.control.core.handoff import SavedCursor, SavedEngine, SavedHold, SavedProxy, SavedRelapses
 from narwhal.control.core.proxies import Proxies
@@ -39,6 +39,7 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
         backoff_s=engine.backoff_s,
         streaks=dict(evidence.streaks),
         stalls=evidence.stalls,
+        timeout_is_stream=evidence.timeout_is_stream,
         producers=dict(evidence.producers),
         relapses=SavedRelapses(
             watched_s={c: due - now for c, due in relapses.watched.items() if due > now},
@@ -66,7 +67,12 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
         identity=saved.identity,
         admitted_at=None if saved.admitted_age_s is None else now - saved.admitted_age_s,
         backoff_s=saved.backoff_s,
-        evidence=Evidence(streaks=dict(saved.streaks), stalls=saved.stalls, producers=dict(saved.producers)),
+        evidence=Evidence(
+            streaks=dict(saved.streaks),
+            stalls=saved.stalls,
+            timeout_is_stream=saved.timeout_is_stream,
+            producers=dict(saved.producers),
+        ),
         relapses=Relapses(
             watched={c: now + s for c, s in relapses.watched_s.items() if s > 0},
             level=relapses.level,
@@ -86,13 +92,14 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
 
 
 def moved(engine: Engine, spec: EngineSpec, *, now: float) -> Engine:
-    """The record of an engine whose address has changed."""
-    if engine.incarnation == 0:
-        fresh = joining(spec, now=now)
-        fresh.outcomes = engine.outcomes
-        return fresh
-    engine.rejoin(spec, f"its address changed from {engine.spec.url}", now=now)
-    return engine
+    """The record of an engine whose address has changed; its incarnations go on rising."""
+    reason = f"its address changed from {engine.spec.url}"
+    if engine.may(Move.REJOIN):
+        engine.rejoin(spec, reason, now=now)
+        return engine
+    fresh = joining(spec, now=now)
+    fresh.outcomes, fresh.incarnation = engine.outcomes, engine.incarnation
+    return fresh
 
 
 def save_proxies(proxies: Proxies, *, now: float) -> tuple[SavedProxy, ...]:

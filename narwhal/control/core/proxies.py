@@ -4,7 +4,7 @@ Decides: which process stands for a (proxy, slot), and how long a lost one count
 published. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from narwhal.control.core.events import (
@@ -150,8 +150,8 @@ class Proxies:
                 legs[engine] = legs.get(engine, 0) + count
         return legs
 
-    def view(self, *, now: float) -> tuple[ProxyView, ...]:
-        """What to show."""
+    def view(self, *, suspect: Callable[[ProxyKey], str], now: float) -> tuple[ProxyView, ...]:
+        """What to show. `suspect` says why a proxy is thought to be the fault itself, or nothing."""
         return tuple(
             ProxyView(
                 key=p.key,
@@ -163,6 +163,7 @@ class Proxies:
                 refused_reason=p.refused_reason,
                 silent_s=now - p.heard_at,
                 resident=p.resident,
+                suspect=suspect(p.key),
             )
             for p in self.known()
         )

@@ -4,6 +4,7 @@ Decides: which check comes next, when a gate is tried, and whether it passed. It
 shell makes it), nor the fleet beside the engine at the gate. Pure.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,8 +64,9 @@ class Gate:
 class Readmission:
     """The gates of all engines that are out."""
 
-    def __init__(self, settings: CoreSettings) -> None:
+    def __init__(self, settings: CoreSettings, engines: Mapping[str, Engine]) -> None:
         self._settings = settings
+        self._engines = engines
         self.gates: dict[str, Gate] = {}
 
     def configure(self, settings: CoreSettings) -> None:
@@ -102,17 +104,22 @@ class Readmission:
         """The engine is in placement, or gone."""
         self.gates.pop(engine, None)
 
+    def due(self, engine: str) -> float | None:
+        """When the engine's gate is tried next; None when it has none."""
+        gate = self.gates.get(engine)
+        return None if gate is None else gate.due
+
     def next_due(self) -> float | None:
         """When a gate must be tried without waiting for a pass."""
         return min((g.due for g in self.gates.values() if g.prompt and g.at is None), default=None)
 
     # --- one try ------------------------------------------------------------------------------------------------------
 
-    def tick(self, engines: dict[str, Engine], *, now: float, prompt_only: bool = False) -> list[Decision]:
+    def tick(self, *, now: float, prompt_only: bool = False) -> list[Decision]:
         """Open the gates that are due; give up on answers that never came."""
         decisions: list[Decision] = []
         for engine_id, gate in list(self.gates.items()):
-            engine = engines[engine_id]
+            engine = self._engines[engine_id]
             if gate.at is not None and now >= gate.answer_due:
                 lost = CheckResult(verdict=Verdict.INCONCLUSIVE, detail="no answer came back")
                 decisions += self._answer(engine, gate, lost, now=now)

@@ -34,7 +34,15 @@ def entry(engine: Engine, candidates: tuple[Candidate, ...], phases: frozenset[P
     )
 
 
-def engine_view(engine: Engine, phases: frozenset[Phase], *, inflight: int, now: float) -> EngineView:
+def engine_view(
+    engine: Engine,
+    phases: frozenset[Phase],
+    *,
+    inflight: int,
+    suspicion: str,
+    gate_in_s: float | None,
+    now: float,
+) -> EngineView:
     """The engine as operators see it."""
     held = engine.carried(now=now)
     # A soft hold on an engine that serves nevertheless yields to last-engine protection (spec H2).
@@ -73,4 +81,8 @@ def engine_view(engine: Engine, phases: frozenset[Phase], *, inflight: int, now:
         outcomes=dict(engine.outcomes),
         identity=engine.identity,
         inflight=inflight,
+        evidence=dict(engine.evidence.totals),
+        misses=engine.misses,
+        suspicion=suspicion,
+        gate_in_s=gate_in_s,
     )

@@ -3,6 +3,7 @@
 Decides: whether a report is new. It cannot see: what a report means for an engine. Pure.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from narwhal.reports import Batch, ProxyKey, RequestCounts, Run
@@ -46,6 +47,12 @@ class Tallies:
     def count_unknown(self, run: Run) -> None:
         """Outcomes on an engine that the fleet does not have, all such engines together."""
         self.unknown[run.outcome] = self.unknown.get(run.outcome, 0) + run.count
+
+    def count_gone(self, outcomes: Mapping[Outcome, int]) -> None:
+        """The outcomes of an engine that has left the fleet."""
+        for outcome, count in outcomes.items():
+            self.unknown[outcome] = self.unknown.get(outcome, 0) + count
+        self.changed += 1
 
     def came(self, proxy: ProxyKey) -> None:
         """The proxy is there: its cursor stays."""

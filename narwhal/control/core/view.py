@@ -51,6 +51,10 @@ class EngineView:
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     identity: ProcessIdentity | None = None
     inflight: int = 0  # legs over all proxies by their last word
+    evidence: Mapping[FailureClass, int] = field(default_factory=dict)  # failures counted since this process began
+    misses: int = 0  # silent liveness sweeps in a row
+    suspicion: str = ""  # what is being found out about it, in words
+    gate_in_s: float | None = None  # until its gate is tried next
 
     @property
     def eligible(self) -> bool:
@@ -71,6 +75,7 @@ class ProxyView:
     refused_reason: str
     silent_s: float
     resident: Mapping[str, int] = field(default_factory=dict)
+    suspect: str = ""  # why it is thought to be the fault itself, empty when it is not (spec F12)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

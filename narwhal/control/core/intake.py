@@ -1,0 +1,125 @@
+"""Reports become evidence: each run once, in order, and only what speaks about the engine as it is now (spec F1–F5, F9,
+F10, F12, R9).
+
+Decides: which outcomes count for or against an engine. It cannot see: what follows from them. Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from narwhal.control.core.decisions import Decision
+from narwhal.control.core.engine import Engine, Standing
+from narwhal.control.core.evidence import CLASS_OF, CLEARED_BY_INFERENCE, CLEARS, Seen
+from narwhal.control.core.identity import ModelChecks
+from narwhal.control.core.liveness import Liveness
+from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.suspicion import Suspicions
+from narwhal.control.core.tallies import Tallies
+from narwhal.control.core.witnesses import AT_FAULT, Witnesses
+from narwhal.reports import Batch, ProxyKey, Run
+from narwhal.vocabulary import FailureClass, Outcome, Phase
+
+
+class Intake:
+    """Takes batches of runs."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        engines: Mapping[str, Engine],
+        *,
+        tallies: Tallies,
+        witnesses: Witnesses,
+        suspicions: Suspicions,
+        liveness: Liveness,
+        models: ModelChecks,
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._tallies = tallies
+        self._witnesses = witnesses
+        self._suspicions = suspicions
+        self._liveness = liveness
+        self._models = models
+
+    def configure(self, settings: CoreSettings) -> None:
+        """The fleet file changed."""
+        self._settings = settings
+
+    def take(self, batch: Batch, *, connected: bool, now: float) -> Iterator[list[Decision]]:
+        """Apply a batch, unless it was applied before. Yields after each run, so that the caller carries out what was
+        decided before the next one is judged."""
+        if not self._tallies.accept(batch, connected=connected, now=now):
+            return
+        for run in batch.runs:
+            engine = self._engines.get(run.engine)
+            if engine is None:
+                self._tallies.count_unknown(run)
+                continue
+            engine.outcomes[run.outcome] = engine.outcomes.get(run.outcome, 0) + run.count
+            engine.counted += 1
+            yield self._judge(batch.proxy, run, engine, now=now)
+
+    def _judge(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        if run.outcome is Outcome.LOCAL:
+            decisions += self._witnesses.own_cause(proxy, now=now)
+        if run.incarnation != engine.incarnation or engine.standing is not Standing.IN_SERVICE:
+            return decisions
+        if run.outcome in CLEARS:
+            decisions += self._success(proxy, run, engine, now=now)
+        elif run.outcome in CLASS_OF:
+            decisions += self._failure(proxy, run, engine, CLASS_OF[run.outcome], now=now)
+        return decisions
+
+    def _success(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:
+        engine.evidence.clear(CLEARS[run.outcome])
+        self._liveness.heard(engine.id)
+        decisions: list[Decision] = [*self._witnesses.success(proxy, engine.id, now=now)]
+        if run.outcome is Outcome.WRONG_IDENTITY:
+            decisions += self._models.doubted(engine, now=now)
+        return decisions
+
+    def _failure(
+        self, proxy: ProxyKey, run: Run, engine: Engine, failure: FailureClass, *, now: float
+    ) -> list[Decision]:
+        decisions: list[Decision] = []
+        if run.outcome is Outcome.STALLED and self._contradicted(proxy, run, now=now):
+            return decisions
+        if failure in AT_FAULT:
+            in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE]
+            at_fault, told = self._witnesses.at_fault(proxy, engine.id, in_service=in_service, now=now)
+            decisions += told
+            if at_fault:
+                return decisions
+        self._remember(run, engine, failure)
+        seen = _seen(proxy, run, now)
+        return [*decisions, *self._suspicions.failed(engine, failure, seen, count=run.count, now=now)]
+
+    def _contradicted(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
+        limit = self._settings.stall_s if run.phase is Phase.DECODE else self._settings.silent_leg_s
+        return not limit or self._witnesses.contradicts_stall(proxy, run.engine, limit_s=limit, now=now)
+
+    def _remember(self, run: Run, engine: Engine, failure: FailureClass) -> None:
+        """The producer of a failed decode leg, if it still is the process that produced (spec F7)."""
+        told = run.failure
+        if told is None or run.phase is not Phase.DECODE or failure not in CLEARED_BY_INFERENCE:
+            return
+        producer = self._engines.get(told.producer)
+        if producer is not None and producer is not engine and producer.incarnation == told.producer_incarnation:
+            engine.evidence.blame(producer.id, producer.incarnation)
+
+
+def _seen(proxy: ProxyKey, run: Run, now: float) -> Seen:
+    told = run.failure
+    if told is None:
+        return Seen(outcome=run.outcome, phase=run.phase, at=now, proxy=str(proxy))
+    return Seen(
+        outcome=run.outcome,
+        phase=run.phase,
+        at=now,
+        proxy=str(proxy),
+        status=told.status,
+        detail=told.detail,
+        producer=told.producer,
+        request_id=told.request_id,
+    )

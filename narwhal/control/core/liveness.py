@@ -1,0 +1,189 @@
+"""Liveness sweeps: silence, process identity, and whether control itself is cut off (spec L, R8). Pure.
+
+Decides: which engines missed a sweep, and when misses eject. It cannot see: other evidence; an answer that is not
+silence goes back to the caller.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from narwhal.control.core.asking import Asker
+from narwhal.control.core.decisions import Cause, Decision, Ejection
+from narwhal.control.core.engine import Engine, HealthSeen, Standing
+from narwhal.control.core.events import EventKind, HealthAnswered, ProcessIdentity, Record
+from narwhal.control.core.settings import CoreSettings
+from narwhal.vocabulary import Outcome
+
+# Spec L2: no HTTP answer. Everything else is an answer, or says nothing (LOCAL, spec L3).
+SILENCE = frozenset(
+    {
+        Outcome.REFUSED,
+        Outcome.UNREACHABLE,
+        Outcome.RESET,
+        Outcome.TLS_FAILED,
+        Outcome.ANSWER_CUT,
+        Outcome.CONNECT_TIMEOUT,
+        Outcome.READ_TIMEOUT,
+    }
+)
+SAME_START_S = 0.5  # two readings of one start time differ by rounding at most
+HEALTH_KEPT = 5
+
+
+@dataclass(kw_only=True, slots=True)
+class Sweep:
+    """One sweep under way."""
+
+    asked: int
+    answer_due: float
+    waiting: dict[str, int] = field(default_factory=dict)  # engine → number of its probe
+    silent: dict[str, str] = field(default_factory=dict)  # engine → what was seen
+
+
+class Liveness:
+    """One sweep after the other; a new one begins only when the one before is over."""
+
+    def __init__(self, settings: CoreSettings, engines: Mapping[str, Engine], *, now: float) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._asker = Asker(settings, engines)
+        self._due = now + self._period_s
+        self._turn = 0
+        self._sweep: Sweep | None = None
+        self._heard: set[str] = set()  # engines that proxies had successes from since the sweep before
+        self._cut_off = False
+
+    @property
+    def _period_s(self) -> float:
+        return self._settings.liveness_every * self._settings.monitor_interval_s
+
+    def configure(self, settings: CoreSettings, *, now: float) -> None:
+        """The fleet file changed."""
+        longer = settings.liveness_every * settings.monitor_interval_s
+        self._settings = self._asker.settings = settings
+        self._due = min(self._due, now + longer) if longer else self._due
+
+    def heard(self, engine: str) -> None:
+        """A proxy reported a success."""
+        self._heard.add(engine)
+
+    def tick(self, *, now: float) -> list[Decision]:
+        """End a sweep whose answers are lost; begin the one that is due."""
+        decisions: list[Decision] = []
+        if self._sweep is not None and (not self._sweep.waiting or now >= self._sweep.answer_due):
+            decisions += self._end(self._sweep, now=now)
+        if self._sweep is None and self._settings.liveness_every and now >= self._due:
+            decisions += self._begin(now=now)
+        return decisions
+
+    def _begin(self, *, now: float) -> list[Decision]:
+        self._due = now + self._period_s
+        engines = [e for e in self._engines.values() if e.standing is Standing.IN_SERVICE]
+        if not engines:
+            return []
+        turn = self._turn % len(engines)
+        self._turn += 1
+        decisions: list[Decision] = []
+        sweep = Sweep(asked=len(engines), answer_due=now)
+        for engine in engines[turn:] + engines[:turn]:
+            effect, due = self._asker.health(engine, now=now, identity=True)
+            sweep.waiting[engine.id] = effect.number
+            # Probes queue for the control pool: each may wait for all that were asked before it.
+            sweep.answer_due = max(sweep.answer_due, due) + self._settings.health_timeout_s / 2
+            decisions.append(effect)
+        self._sweep = sweep
+        return decisions
+
+    def expects(self, event: HealthAnswered) -> bool:
+        """Whether the open sweep waits for this answer."""
+        return self._sweep is not None and self._sweep.waiting.get(event.engine) == event.number
+
+    def answered(self, engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:
+        """One answer of the sweep. Only for an answer that `expects` accepts; what it says beside silence and identity
+        is the caller's to judge."""
+        sweep = self._sweep
+        if sweep is None:
+            return []
+        del sweep.waiting[engine.id]
+        decisions: list[Decision] = []
+        if event.outcome in SILENCE:
+            sweep.silent[engine.id] = event.detail or str(event.outcome)
+        elif event.outcome is None and event.identity is not None:
+            decisions += self._identified(engine, event.identity)
+        if not sweep.waiting:
+            decisions += self._end(sweep, now=now)
+        return decisions
+
+    def _identified(self, engine: Engine, identity: ProcessIdentity) -> list[Decision]:
+        """The process that answers is the one that was accepted, or it is ejected (spec R8)."""
+        known = engine.identity
+        if known is None:
+            engine.identity = identity
+            engine.decided += 1
+            return []
+        if same_process(known, identity):
+            return []
+        reason = f"version {identity.version} started at {identity.started_at:.3f} answers, "
+        reason += f"accepted was version {known.version} started at {known.started_at:.3f}"
+        return [Ejection(engine=engine.id, cause=Cause.PROCESS_CHANGED, reason=reason)]
+
+    def _end(self, sweep: Sweep, *, now: float) -> list[Decision]:
+        """Every answer is in, or lost: count the misses, unless it is control that hears nothing (spec L4)."""
+        self._sweep = None
+        heard, self._heard = self._heard, set()
+        silent = {e: why for e, why in sweep.silent.items() if self._in_service(e)}
+        most = len(silent) >= 2 and len(silent) * 2 > sweep.asked
+        excused = {e for e in silent if most and e in heard}
+        decisions = self._told(excused, len(silent), sweep.asked)
+        for engine_id, why in silent.items():
+            if engine_id in excused:
+                continue
+            engine = self._engines[engine_id]
+            engine.misses += 1
+            engine.counted += 1
+            if engine.misses >= self._settings.liveness_misses:
+                reason = f"silent in {engine.misses} sweeps in a row: {why}"
+                decisions.append(Ejection(engine=engine_id, cause=Cause.LIVENESS, reason=reason))
+        return decisions
+
+    def _told(self, excused: set[str], silent: int, asked: int) -> list[Decision]:
+        """Tell when control finds itself cut off, and when it is no longer: once each."""
+        before, self._cut_off = self._cut_off, bool(excused)
+        if self._cut_off and not before:
+            message = f"control is cut off: {silent} of {asked} engines do not answer it, and proxies have successes "
+            message += f"from {len(excused)} of these; the sweep says nothing about them"
+            return [Record(kind=EventKind.CONTROL_CUT_OFF, message=message)]
+        if before and not self._cut_off:
+            return [Record(kind=EventKind.CONTROL_BACK, message="control is no longer cut off from the engines")]
+        return []
+
+    def _in_service(self, engine_id: str) -> bool:
+        engine = self._engines.get(engine_id)
+        return engine is not None and engine.standing is Standing.IN_SERVICE
+
+    def forget(self, engine: str) -> None:
+        """The engine is out, or gone: the open sweep does not wait for it."""
+        self._heard.discard(engine)
+        if self._sweep is not None:
+            self._sweep.waiting.pop(engine, None)
+            self._sweep.silent.pop(engine, None)
+
+
+def same_process(one: ProcessIdentity, other: ProcessIdentity) -> bool:
+    """Whether both are readings of one process."""
+    return one.version == other.version and abs(one.started_at - other.started_at) <= SAME_START_S
+
+
+def note_health(engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:
+    """Keep an answer to a health probe for people, and tell when it says something else than the one before."""
+    if event.outcome is Outcome.LOCAL:
+        return []
+    before = engine.health[-1] if engine.health else None
+    detail = event.detail or str(event.outcome or "health 200")
+    seen = HealthSeen(outcome=event.outcome, detail=detail, latency_s=event.latency_s, at=now)
+    engine.health = (*engine.health[1 - HEALTH_KEPT :], seen)
+    if (before.outcome if before is not None else None) is event.outcome:
+        return []
+    fields = {"result": str(event.outcome or "ok")}
+    message = f"engine {engine.id}: {detail}"
+    return [Record(kind=EventKind.HEALTH_CHANGED, message=message, engine=engine.id, fields=fields)]

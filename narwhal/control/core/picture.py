@@ -1,0 +1,124 @@
+"""What the fleet looks like: placement, the view, explanations, readiness. Pure.
+
+Decides: nothing beyond what coverage computes, which all of them show (spec M9, P1). Reads the other machines' state.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from narwhal.control.core.coverage import Candidate, cover, uncovered
+from narwhal.control.core.engine import Engine
+from narwhal.control.core.explain import explain
+from narwhal.control.core.monitor import Monitor
+from narwhal.control.core.proxies import Proxies
+from narwhal.control.core.publication import PlacementContent, outside, unstored
+from narwhal.control.core.readmission import Readmission
+from narwhal.control.core.render import engine_view, entry
+from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.suspicion import Suspicions
+from narwhal.control.core.tallies import Tallies
+from narwhal.control.core.view import EngineView, FleetView
+from narwhal.control.core.witnesses import Witnesses
+from narwhal.vocabulary import Hold, NotReady, Phase
+
+
+class Picture:
+    """Looks at everything, changes nothing."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        engines: Mapping[str, Engine],
+        *,
+        monitor: Monitor,
+        proxies: Proxies,
+        tallies: Tallies,
+        witnesses: Witnesses,
+        readmission: Readmission,
+        suspicions: Suspicions,
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._monitor = monitor
+        self._proxies = proxies
+        self._tallies = tallies
+        self._witnesses = witnesses
+        self._readmission = readmission
+        self._suspicions = suspicions
+        self._content: tuple[tuple[int, str], float | None, PlacementContent] | None = None
+
+    def configure(self, settings: CoreSettings) -> None:
+        """The fleet file changed."""
+        self._settings = settings
+
+    def placement(self, *, revision: int, now: float) -> PlacementContent:
+        """What proxies should know. Made anew only when a durable decision (`revision`), admission or time has changed
+        it: whatever else happens leaves it as it is.
+        """
+        closed = self.closed()
+        key = (revision, closed)
+        if self._content is not None and self._content[0] == key:
+            due = self._content[1]
+            if due is None or now < due:
+                return self._content[2]
+        candidates = self.candidates(now)
+        phases = cover(candidates)
+        engines = {e.id: entry(e, candidates, phases[e.id], now=now) for e in self._engines.values()}
+        content = PlacementContent(closed=closed, engines=engines, candidates=candidates)
+        due = min((at for e in self._engines.values() for at in e.due() if at > now), default=None)
+        self._content = (key, due, content)
+        return content
+
+    def view(self, *, stored: Mapping[str, int] | None, now: float) -> FleetView:
+        """Everything there is to show."""
+        waiting = (
+            frozenset() if stored is None else unstored({e.id: e.incarnation for e in self._engines.values()}, stored)
+        )
+        candidates = outside(self.candidates(now), waiting)
+        phases = cover(candidates)
+        inflight = self._proxies.resident()
+        return FleetView(
+            name=self._settings.name,
+            model=self._settings.model,
+            not_ready=self.not_ready(candidates),
+            closed=self.closed(),
+            engines=tuple(self._engine_view(e, phases[e.id], inflight, now) for e in self._engines.values()),
+            proxies=self._proxies.view(suspect=self._witnesses.suspect, now=now),
+            monitor=self._monitor.view(now=now),
+            totals=self._tallies.requests,
+        )
+
+    def explain(self, engine: str, history: Iterable[tuple[float, str]], *, now: float) -> tuple[str, ...]:
+        """Why the engine is, or is not, eligible."""
+        known = self._engines[engine]
+        phases = cover(self.candidates(now))[engine]
+        view = self._engine_view(known, phases, self._proxies.resident(), now)
+        return explain(view, known, history, limit=self._settings.eject_after, now=now)
+
+    def _engine_view(
+        self, engine: Engine, phases: frozenset[Phase], inflight: Mapping[str, int], now: float
+    ) -> EngineView:
+        suspicion = self._suspicions.known.get(engine.id)
+        due = self._readmission.due(engine.id)
+        return engine_view(
+            engine,
+            phases,
+            inflight=inflight.get(engine.id, 0),
+            suspicion="" if suspicion is None else suspicion.words(now=now),
+            gate_in_s=None if due is None else max(0.0, due - now),
+            now=now,
+        )
+
+    def candidates(self, now: float) -> tuple[Candidate, ...]:
+        """What coverage is computed from."""
+        return tuple(engine.candidate(now=now) for engine in self._engines.values())
+
+    def closed(self) -> str:
+        """Why admission is closed for everybody; empty when it is open."""
+        if self._monitor.degraded:
+            return self._monitor.degraded
+        whole = all(Hold.MAINTENANCE in engine.holds for engine in self._engines.values())
+        return NotReady.MAINTENANCE if self._engines and whole else ""
+
+    def not_ready(self, candidates: tuple[Candidate, ...]) -> str:
+        """The first reason of spec M9 that the core can see."""
+        return self.closed() or (NotReady.NO_ENGINES if uncovered(candidates) else "")

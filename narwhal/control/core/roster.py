@@ -1,0 +1,110 @@
+"""Which engines there are: from the fleet file, from a saved handoff, and across a reload (spec S2, R8).
+
+Decides: what of an engine's record survives when its entry in the fleet file changes. It cannot see: gates, probes or
+suspicions; the caller tells those who keep something about an engine. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from narwhal.control.core.engine import Engine, joining
+from narwhal.control.core.events import EventKind
+from narwhal.control.core.handoff import SavedEngine
+from narwhal.control.core.persistence import load_engine, moved
+from narwhal.control.core.settings import CoreSettings, EngineSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What a reload did to one engine. `anew`: nothing that was known or asked of it speaks about what it is now."""
+
+    kind: EventKind
+    engine: str
+    words: str
+    anew: bool
+    gone: Engine | None = None  # the record that is no longer kept
+
+
+class Roster:
+    """The engines in the fleet file's order. `engines` is one object for good, so others may keep it."""
+
+    def __init__(self, *, numbers: int) -> None:
+        """`numbers`: where the numbers of checks and probes begin."""
+        self.engines: dict[str, Engine] = {}
+        self._numbers = numbers
+        self._incarnations: dict[str, int] = {}  # of engines that are gone, should they come back
+        self._decided = 0  # of records that are gone, so that revisions only rise
+        self._counted = 0
+
+    @property
+    def decided(self) -> int:
+        """Rises with every durable decision."""
+        return self._decided + sum(e.decided for e in self.engines.values())
+
+    @property
+    def counted(self) -> int:
+        """Rises with counters and streaks."""
+        return self._counted + sum(e.counted for e in self.engines.values())
+
+    def load(self, settings: CoreSettings, saved: Mapping[str, SavedEngine], *, now: float) -> None:
+        """The engines at the start: as `saved`, or joining."""
+        for spec in settings.engines:
+            known = saved.get(spec.id)
+            engine = joining(spec, now=now) if known is None else load_engine(spec, known, settings, now=now)
+            engine.numbers = self._numbers
+            self.engines[spec.id] = engine
+
+    def reload(self, settings: CoreSettings, *, now: float) -> list[Change]:
+        """The fleet file was read again. Returns what changed, removals first."""
+        before = dict(self.engines)
+        wanted = {spec.id: spec for spec in settings.engines}
+        changes = [self._remove(e) for e in before.values() if e.id not in wanted]
+        self.engines.clear()
+        for spec in settings.engines:
+            known = before.get(spec.id)
+            if known is None:
+                changes.append(self._add(spec, now))
+                continue
+            self.engines[spec.id] = known
+            if known.spec != spec:
+                changes.append(self._change(known, spec, now))
+        self._decided += 1
+        return changes
+
+    def _add(self, spec: EngineSpec, now: float) -> Change:
+        engine = joining(spec, now=now)
+        engine.numbers = self._numbers
+        # Outcomes of the engine that had this id before must not speak about this one.
+        engine.incarnation = self._incarnations.pop(spec.id, 0)
+        self.engines[spec.id] = engine
+        return Change(kind=EventKind.ENGINE_ADDED, engine=spec.id, words="added to the fleet", anew=True)
+
+    def _remove(self, engine: Engine) -> Change:
+        self._retire(engine)
+        if engine.incarnation:
+            self._incarnations[engine.id] = engine.incarnation
+        words = "removed from the fleet"
+        return Change(kind=EventKind.ENGINE_REMOVED, engine=engine.id, words=words, anew=True, gone=engine)
+
+    def _change(self, engine: Engine, spec: EngineSpec, now: float) -> Change:
+        """The same engine with other properties; at another address it is another engine (spec R8)."""
+        before = engine.spec
+        if spec.url != before.url:
+            other = moved(engine, spec, now=now)
+            if other is not engine:
+                other.numbers = engine.numbers
+                self._retire(engine)
+            self.engines[spec.id] = other
+            words = f"its address changed from {before.url}"
+            return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True)
+        engine.spec = spec
+        if spec.role is not before.role or spec.pinned:
+            engine.role = spec.role
+        engine.decided += 1
+        words = "its entry in the fleet file changed"
+        return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=False)
+
+    def _retire(self, engine: Engine) -> None:
+        self._decided += engine.decided
+        self._counted += engine.counted
+        self._numbers = max(self._numbers, engine.numbers)

@@ -1,0 +1,398 @@
+"""From evidence to a verdict: thresholds, holds, probes, relapse, blame (spec F3, F6, F7, F11, H4).
+
+Decides: when an engine is suspected, which probe finds out, and what its answer leads to. It cannot see: which reports
+count as evidence, how a probe is made, or what an ejection brings about. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from narwhal.control.core import telling
+from narwhal.control.core.asking import Asker
+from narwhal.control.core.decisions import Cause, Decision, Ejection
+from narwhal.control.core.engine import Engine, Standing
+from narwhal.control.core.events import HealthAnswered, InferenceAnswered
+from narwhal.control.core.evidence import (
+    CLEARED_BY_HEALTH,
+    CLEARED_BY_INFERENCE,
+    URGENCY,
+    VERDICT_OF,
+    Action,
+    Seen,
+)
+from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
+from narwhal.control.core.settings import CoreSettings
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
+
+# Spec H4: every counted failure brings the quarantine, but for this class.
+NO_QUARANTINE = frozenset({FailureClass.OVERLOAD})
+
+
+@dataclass(kw_only=True, slots=True)
+class Suspicion:
+    """What is being found out about one engine."""
+
+    action: Action  # the probe that decides
+    reason: str
+    classes: set[FailureClass] = field(default_factory=set)  # that reached the threshold
+    held: bool = False  # the verification hold is on for it; an operator's probe goes without
+    due: float | None = None  # next try; None while an answer is waited for
+    number: int = 0
+    answer_due: float = 0.0
+    probe: InferenceProbe | None = None
+    checking: str = ""  # the remembered producer that the open step asks about, after the suspect passed
+    to_check: dict[str, int] = field(default_factory=dict)  # remembered producers still to ask about → incarnation
+    blocked_by: frozenset[str] = frozenset()  # peers whose own failure made the last try inconclusive
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is waited for."""
+        return self.due is None
+
+    def words(self, *, now: float) -> str:
+        """What is being found out, for people."""
+        if self.checking:
+            return f"reading from {self.checking}, a producer of its failures"
+        if self.due is None:
+            return f"{self.action} under way: {self.reason}"
+        return f"{self.action} again in {max(0.0, self.due - now):.1f} s: {self.reason}"
+
+
+class Suspicions:
+    """The suspicions of all engines in service, at most one probe each."""
+
+    def __init__(self, settings: CoreSettings, engines: Mapping[str, Engine]) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._asker = Asker(settings, engines)
+        self.known: dict[str, Suspicion] = {}
+
+    def configure(self, settings: CoreSettings) -> None:
+        """The fleet file changed. Open probes go on as they were asked."""
+        self._settings = self._asker.settings = settings
+
+    # --- evidence comes in --------------------------------------------------------------------------------------------
+
+    def failed(
+        self, engine: Engine, failure: FailureClass, seen: Seen, *, count: int = 1, now: float
+    ) -> list[Decision]:
+        """`count` failures of one class that count against an engine in service."""
+        before = engine.evidence.streaks.get(failure, 0)
+        engine.evidence.add(failure, seen, count)
+        engine.counted += 1
+        decisions: list[Decision] = []
+        if failure not in NO_QUARANTINE and self._settings.failure_quarantine_s > 0:
+            decisions += self._quarantine(engine, failure, now=now)
+        if before < self._settings.eject_after <= before + count:
+            decisions += self._reached(engine, failure, now=now)
+        return decisions + self._reconsider(engine, now=now)
+
+    def _quarantine(self, engine: Engine, failure: FailureClass, *, now: float) -> list[Decision]:
+        fresh = Hold.QUARANTINE not in engine.holds
+        due = now + self._settings.failure_quarantine_s
+        engine.place(Hold.QUARANTINE, f"after a failure ({failure})", now=now, due=due)
+        return [telling.hold_placed(engine, Hold.QUARANTINE)] if fresh else []
+
+    def _reached(self, engine: Engine, failure: FailureClass, *, now: float) -> list[Decision]:
+        """A class reached the threshold: was it so a moment ago already? (spec F11)"""
+        evidence, window = engine.evidence, self._settings.relapse_window_s
+        # Suspicions of missing progress are no relapses (spec F10).
+        real = evidence.streaks[failure] - (evidence.stalls if failure is FailureClass.STREAM else 0)
+        if real < self._settings.eject_after or not engine.relapses.is_relapse(failure, now=now):
+            return []
+        due = engine.relapses.begin(now=now, window_s=window)
+        if failure is FailureClass.TIMEOUT:
+            evidence.timeout_is_stream = True
+        reason = f"{failure} again within {window:g} s of having been cleared"
+        engine.place(Hold.RELAPSE, reason, now=now, due=due)
+        return [
+            telling.relapsed(engine.id, failure, reason, due - now),
+            telling.hold_placed(engine, Hold.RELAPSE),
+        ]
+
+    def at_threshold(self, engine: Engine) -> dict[FailureClass, Action]:
+        """The classes at the threshold and what each asks for (spec F3, F11)."""
+        asked = {}
+        for failure, streak in engine.evidence.streaks.items():
+            if streak >= self._settings.eject_after:
+                stream = failure is FailureClass.TIMEOUT and engine.evidence.timeout_is_stream
+                asked[failure] = VERDICT_OF[FailureClass.STREAM if stream else failure]
+        return asked
+
+    def _reconsider(self, engine: Engine, *, now: float) -> list[Decision]:
+        """Do what the classes at the threshold ask for, unless it is being done."""
+        asked = self.at_threshold(engine)
+        if not asked or engine.standing is not Standing.IN_SERVICE:
+            return []
+        action = next(a for a in URGENCY if a in asked.values())
+        classes = [c for c, a in asked.items() if a is action]
+        evidence = engine.evidence
+        reason = ", ".join(f"{evidence.streaks[c]} {c} in a row" for c in classes)
+        if classes[0] in evidence.last:
+            reason = f"{reason}; the last: {telling.failure_words(evidence.last[classes[0]])}"
+        if action is Action.EJECT:
+            return [Ejection(engine=engine.id, cause=Cause.CONNECTION, reason=reason)]
+        suspicion = self.known.get(engine.id)
+        if suspicion is None:
+            return self._suspect(engine, action, reason, set(asked), now=now)
+        suspicion.classes |= asked.keys()
+        if suspicion.open or suspicion.action in (action, Action.INFERENCE_PROBE):
+            return []
+        return self._suspect(engine, action, reason, suspicion.classes, now=now)
+
+    def _suspect(
+        self, engine: Engine, action: Action, reason: str, classes: set[FailureClass], *, now: float
+    ) -> list[Decision]:
+        suspicion = Suspicion(action=action, reason=reason, classes=classes, due=now)
+        self.known[engine.id] = suspicion
+        decisions: list[Decision] = []
+        if action is Action.INFERENCE_PROBE:
+            suspicion.held = True
+            engine.place(Hold.VERIFICATION, reason, now=now)
+            decisions.append(telling.hold_placed(engine, Hold.VERIFICATION))
+        return decisions + self._try(engine, suspicion, now=now)
+
+    def blame(self, producer: str, incarnation: int, reason: str, *, now: float) -> list[Decision]:
+        """A producer whose handoff a working engine could not read: hold, evidence, a probe of its own (spec F7)."""
+        engine = self._engines.get(producer)
+        if engine is None or engine.incarnation != incarnation or engine.standing is not Standing.IN_SERVICE:
+            return []
+        suspicion = self.known.get(producer)
+        if suspicion is not None and (suspicion.held or suspicion.open):
+            return []
+        decisions: list[Decision] = [telling.blamed(producer, reason)]
+        seen = Seen(outcome=Outcome.HANDOFF_UNUSABLE, phase=None, at=now, detail=reason)
+        decisions += self.failed(engine, FailureClass.KV_HANDOFF, seen, now=now)
+        suspicion = self.known.get(producer)
+        if suspicion is None or not suspicion.held:
+            classes = suspicion.classes if suspicion is not None else set()
+            decisions += self._suspect(engine, Action.INFERENCE_PROBE, reason, classes, now=now)
+        return decisions
+
+    # --- probes go out ------------------------------------------------------------------------------------------------
+
+    def tick(self, *, now: float) -> list[Decision]:
+        """Open the probes that are due; give up on answers that never came."""
+        decisions: list[Decision] = []
+        for engine_id, suspicion in list(self.known.items()):
+            engine = self._engines[engine_id]
+            if suspicion.open and now >= suspicion.answer_due:
+                decisions += self._lost(engine, suspicion, now=now)
+            elif suspicion.due is not None and now >= suspicion.due:
+                decisions += self._try(engine, suspicion, now=now)
+        return decisions
+
+    def ask(self, engine: Engine, *, now: float) -> list[Decision]:
+        """An operator wants an inference probe now. Only while none is open."""
+        suspicion = self.known.get(engine.id)
+        if suspicion is None or suspicion.action is not Action.INFERENCE_PROBE:
+            classes = suspicion.classes if suspicion is not None else set()
+            suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason="asked for by an operator", classes=classes)
+            self.known[engine.id] = suspicion
+        return self._try(engine, suspicion, now=now)
+
+    def _try(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
+        started = telling.probe_started(engine.id, suspicion.action, suspicion.reason)
+        suspicion.due, suspicion.blocked_by = None, frozenset()
+        if suspicion.action is Action.HEALTH_PROBE:
+            effect, suspicion.answer_due = self._asker.health(engine, now=now)
+            suspicion.number = effect.number
+            return [started, effect]
+        phases = [phase for phase in Phase if engine.able(phase)]
+        suspicion.probe = InferenceProbe(engine.id, phases, list(self._remembered(engine)))
+        return [started, *self._go(engine, suspicion, suspicion.probe, now=now)]
+
+    def _remembered(self, engine: Engine) -> dict[str, int]:
+        """The producers of its failed decode legs that still are what they were, newest last."""
+        return {
+            producer: incarnation
+            for producer, incarnation in engine.evidence.producers.items()
+            if producer in self._engines and self._engines[producer].incarnation == incarnation
+        }
+
+    def _go(self, engine: Engine, suspicion: Suspicion, probe: InferenceProbe, *, now: float) -> list[Decision]:
+        """The next step of an inference probe, or its end."""
+        step = probe.next(lambda phase: self._asker.peers(engine, phase, self._doubted, now=now))
+        if step is None:
+            return self._concluded(engine, suspicion, probe, now=now)
+        return self._ask(engine, suspicion, step, now=now)
+
+    def _ask(self, engine: Engine, suspicion: Suspicion, step: Step, *, now: float) -> list[Decision]:
+        effect, suspicion.answer_due = self._asker.step(engine, step, now=now)
+        suspicion.number = effect.number
+        return [effect]
+
+    def _doubted(self, engine: Engine) -> bool:
+        suspicion = self.known.get(engine.id)
+        return suspicion is not None and not suspicion.checking
+
+    # --- answers come in ----------------------------------------------------------------------------------------------
+
+    def expects(self, event: HealthAnswered | InferenceAnswered) -> bool:
+        """Whether this is the answer that the engine's open probe waits for."""
+        suspicion = self.known.get(event.engine)
+        if suspicion is None or not suspicion.open or suspicion.number != event.number:
+            return False
+        return isinstance(event, HealthAnswered) == (suspicion.action is Action.HEALTH_PROBE)
+
+    def health_answered(self, engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:
+        """The health probe came back (spec F3). Only for an answer that `expects` accepts."""
+        suspicion = self.known[engine.id]
+        detail = event.detail or str(event.outcome or "health 200")
+        if event.outcome is Outcome.LOCAL:
+            return self._health_again(engine, suspicion, detail, now=now)
+        if event.outcome is not None:
+            ended = telling.probe_ended(engine.id, suspicion.action, Verdict.FAIL, detail)
+            reason = f"{suspicion.reason}; then {detail}"
+            return [ended, Ejection(engine=engine.id, cause=Cause.HEALTH_PROBE, reason=reason)]
+        del self.known[engine.id]
+        window = self._settings.relapse_window_s
+        engine.relapses.watch(suspicion.classes & CLEARED_BY_HEALTH, now=now, window_s=window)
+        ended = telling.probe_ended(engine.id, suspicion.action, Verdict.PASS, detail)
+        return [ended, *self.healthy(engine), *self._reconsider(engine, now=now)]
+
+    def _health_again(self, engine: Engine, suspicion: Suspicion, detail: str, *, now: float) -> list[Decision]:
+        suspicion.due = now + self._settings.monitor_interval_s
+        ended = telling.probe_ended(engine.id, suspicion.action, Verdict.INCONCLUSIVE, detail)
+        return [ended, *self._reconsider(engine, now=now)]
+
+    def healthy(self, engine: Engine) -> list[Decision]:
+        """A health 200, from whichever stage (spec F4, L2, H4)."""
+        changed = engine.evidence.clear(CLEARED_BY_HEALTH) or engine.misses > 0
+        engine.misses = 0
+        engine.counted += changed
+        waiting = self.known.get(engine.id)
+        if waiting is not None and waiting.action is Action.HEALTH_PROBE and not waiting.open:
+            del self.known[engine.id]
+        return self._lift(engine, Hold.QUARANTINE, "health 200")
+
+    def inference_answered(self, engine: Engine, event: InferenceAnswered, *, now: float) -> list[Decision]:
+        """A step of the inference probe came back. Only for an answer that `expects` accepts."""
+        suspicion = self.known[engine.id]
+        seen = StepSeen(produced=event.produced, consumed=event.consumed)
+        if suspicion.checking:
+            return self._checked(engine, suspicion, seen, now=now)
+        probe = suspicion.probe
+        if probe is None or probe.step is None:
+            raise ValueError(f"{engine.id}: no step is open")
+        if probe.step.producer is not None and verdict_of(seen.consumed) is Verdict.PASS:
+            self._asker.met(probe.step.producer, probe.step.consumer)
+        probe.answered(seen)
+        return self._go(engine, suspicion, probe, now=now)
+
+    def _concluded(self, engine: Engine, suspicion: Suspicion, probe: InferenceProbe, *, now: float) -> list[Decision]:
+        """Every leg has been tried (spec F6)."""
+        decisions: list[Decision] = [telling.probe_ended(engine.id, suspicion.action, probe.verdict, probe.detail)]
+        blamed = [(p, self._engines[p].incarnation, why) for p, why in probe.blamed() if p in self._engines]
+        if probe.verdict is Verdict.FAIL:
+            reason = f"{suspicion.reason}; then {probe.detail}"
+            decisions.append(Ejection(engine=engine.id, cause=Cause.INFERENCE_PROBE, reason=reason))
+        elif probe.verdict is Verdict.PASS:
+            remembered = self._remembered(engine)
+            suspicion.to_check = {p: remembered[p] for p in probe.to_check() if p in remembered}
+            decisions += self._cleared(engine, suspicion, now=now)
+        else:
+            suspicion.blocked_by = probe.failed_peers
+            decisions += self._again(engine, suspicion, now=now)
+        for producer, incarnation, why in blamed:
+            decisions += self.blame(producer, incarnation, why, now=now)
+        return decisions
+
+    def _cleared(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
+        """All legs passed: nothing is held against it; next, the producers that it remembers."""
+        classes = CLEARED_BY_INFERENCE
+        if engine.evidence.timeout_is_stream:
+            classes |= {FailureClass.TIMEOUT}
+        engine.relapses.watch(suspicion.classes & classes, now=now, window_s=self._settings.relapse_window_s)
+        engine.evidence.clear(classes)
+        engine.counted += 1
+        suspicion.held, suspicion.classes = False, set()
+        decisions: list[Decision] = []
+        for kind in (Hold.VERIFICATION, Hold.QUARANTINE):
+            decisions += self._lift(engine, kind, "inference probe passed")
+        return decisions + self._check_next(engine, suspicion, now=now)
+
+    def _check_next(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
+        """Probe the next remembered producer, its handoff read by this engine (spec F7)."""
+        suspicion.checking = ""
+        while suspicion.to_check:
+            producer = next(iter(suspicion.to_check))
+            incarnation = suspicion.to_check.pop(producer)
+            other = self._engines.get(producer)
+            if other is None or other.incarnation != incarnation or producer in self.known:
+                continue
+            if other.standing is Standing.IN_SERVICE:
+                suspicion.checking = producer
+                return self._ask(engine, suspicion, Step(producer=producer, consumer=engine.id), now=now)
+        del self.known[engine.id]
+        return self._reconsider(engine, now=now)
+
+    def _checked(self, engine: Engine, suspicion: Suspicion, seen: StepSeen, *, now: float) -> list[Decision]:
+        """A remembered producer's transfer came back. One that was not begun says nothing of the producer."""
+        producer = suspicion.checking
+        other = self._engines.get(producer)
+        produced, consumed = verdict_of(seen.produced), verdict_of(seen.consumed)
+        decisions: list[Decision] = []
+        if produced is Verdict.PASS and consumed is Verdict.PASS:
+            self._asker.met(producer, engine.id)
+        elif seen.produced is not None and other is not None and Verdict.FAIL in (produced, consumed):
+            why = words(seen.produced if produced is Verdict.FAIL else seen.consumed)
+            reason = f"{engine.id} works with another producer and not with this one: {why}"
+            decisions += self.blame(producer, other.incarnation, reason, now=now)
+        return decisions + self._check_next(engine, suspicion, now=now)
+
+    def _again(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
+        """Inconclusive: the hold stays and the monitor tries again; a probe that only an operator wanted ends."""
+        if suspicion.held:
+            suspicion.due, suspicion.probe = now + self._settings.readmit_interval_s, None
+            return []
+        del self.known[engine.id]
+        return self._reconsider(engine, now=now)
+
+    def _lost(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
+        """An answer that never came says nothing."""
+        if suspicion.checking:
+            return self._check_next(engine, suspicion, now=now)
+        if suspicion.action is Action.HEALTH_PROBE:
+            return self._health_again(engine, suspicion, "no answer came back", now=now)
+        ended = telling.probe_ended(engine.id, suspicion.action, Verdict.INCONCLUSIVE, "no answer came back")
+        return [ended, *self._again(engine, suspicion, now=now)]
+
+    def _lift(self, engine: Engine, kind: Hold, why: str) -> list[Decision]:
+        if kind not in engine.holds:
+            return []
+        engine.lift(kind)
+        return [telling.hold_ended(engine.id, kind, why)]
+
+    # --- the engine comes and goes ------------------------------------------------------------------------------------
+
+    def ejected(self, engine: str, *, now: float) -> None:
+        """The engine is out: nothing is open about it, and who only waited for it is tried again at once."""
+        self.known.pop(engine, None)
+        for other in self.known.values():
+            if engine in other.blocked_by and other.due is not None:
+                other.due = min(other.due, now)
+
+    def removed(self, engine: str, *, now: float) -> None:
+        """The engine has left the fleet, or is another under the same id."""
+        self.ejected(engine, now=now)
+        self._asker.forget(engine)
+
+    def readmitted(self, engine: Engine, *, now: float) -> None:
+        """About to be admitted again: reaching these classes again soon is a relapse (spec F11)."""
+        window = self._settings.relapse_window_s
+        engine.relapses.watch(self.at_threshold(engine), now=now, window_s=window)
+
+    def restore(self, engine: Engine, *, now: float) -> None:
+        """An engine in service of a saved handoff: go on where it was, at the next pass."""
+        held = engine.holds.get(Hold.VERIFICATION)
+        asked = self.at_threshold(engine)
+        if held is not None:
+            action, reason = Action.INFERENCE_PROBE, held.reason
+        elif Action.HEALTH_PROBE in asked.values():
+            action, reason = Action.HEALTH_PROBE, "taken over"
+        else:
+            return
+        self.known[engine.id] = Suspicion(
+            action=action, reason=reason, classes=set(asked), held=held is not None, due=now
+        )

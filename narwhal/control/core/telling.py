@@ -1,0 +1,83 @@
+"""The words of the core's decisions about engines: one function for each kind of event. Pure.
+
+What is said here is what the log, the journal, `narwhalctl events` and `explain` show.
+"""
+
+from narwhal.control.core.decisions import Ejection
+from narwhal.control.core.engine import Engine
+from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.evidence import Seen
+from narwhal.vocabulary import FailureClass, Hold, Verdict
+
+
+def failure_words(seen: Seen) -> str:
+    """One failure as it was told: `decode leg: HTTP 500, on edge-1/0, handoff of p1, request r-17`."""
+    what = seen.detail or (f"HTTP {seen.status}" if seen.status else seen.outcome.replace("_", " "))
+    parts = [f"{seen.phase} leg: {what}" if seen.phase else what]
+    if seen.proxy:
+        parts.append(f"on {seen.proxy}")
+    if seen.producer:
+        parts.append(f"handoff of {seen.producer}")
+    if seen.request_id:
+        parts.append(f"request {seen.request_id}")
+    return ", ".join(parts)
+
+
+def hold_placed(engine: Engine, kind: Hold) -> Record:
+    """A hold is on."""
+    held = engine.holds[kind]
+    span = f" for {held.due - held.since:g} s" if held.due is not None else ""
+    message = f"engine {engine.id}: {kind} hold{span} ({held.reason})"
+    return Record(kind=EventKind.HOLD_PLACED, message=message, engine=engine.id, fields={"hold": kind})
+
+
+def hold_ended(engine: str, kind: Hold, why: str) -> Record:
+    """A hold is off."""
+    message = f"engine {engine}: {kind} hold over ({why})"
+    return Record(kind=EventKind.HOLD_ENDED, message=message, engine=engine, fields={"hold": kind})
+
+
+def ejected(decision: Ejection) -> Record:
+    """An engine is out."""
+    message = f"engine {decision.engine} ejected ({decision.cause}): {decision.reason}"
+    fields = {"cause": decision.cause}
+    return Record(kind=EventKind.ENGINE_EJECTED, message=message, engine=decision.engine, fields=fields)
+
+
+def admitted(engine: Engine, *, first: bool) -> Record:
+    """An engine is in."""
+    kind = EventKind.ENGINE_JOINED if first else EventKind.ENGINE_READMITTED
+    message = f"engine {engine.id} {'joined' if first else 'is back'} as incarnation {engine.incarnation}"
+    fields = {"incarnation": str(engine.incarnation), "result": Verdict.PASS}
+    return Record(kind=kind, message=message, engine=engine.id, fields=fields)
+
+
+def probe_started(engine: str, kind: str, reason: str) -> Record:
+    """A probe begins."""
+    message = f"engine {engine}: {kind} begins ({reason})"
+    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"kind": kind})
+
+
+def probe_ended(engine: str, kind: str, verdict: Verdict, detail: str) -> Record:
+    """A probe has its answer."""
+    message = f"engine {engine}: {kind}: {verdict}: {detail}"
+    fields = {"kind": kind, "result": verdict}
+    return Record(kind=EventKind.PROBE_ENDED, message=message, engine=engine, fields=fields)
+
+
+def relapsed(engine: str, failure: FailureClass, reason: str, span_s: float) -> Record:
+    """An engine fails again what it had been cleared of."""
+    message = f"engine {engine} relapsed: {reason}; kept to a trickle for {span_s:g} s"
+    return Record(kind=EventKind.RELAPSED, message=message, engine=engine, fields={"class": failure})
+
+
+def blamed(producer: str, reason: str) -> Record:
+    """A producer is held responsible for the failures of who read from it."""
+    message = f"engine {producer} is blamed as producer: {reason}"
+    return Record(kind=EventKind.PRODUCER_BLAMED, message=message, engine=producer)
+
+
+def kept(engine: str, phases: str) -> Record:
+    """Last-engine protection."""
+    message = f"engine {engine} serves {phases} in spite of its holds: no other engine can"
+    return Record(kind=EventKind.LAST_ENGINE_KEPT, message=message, engine=engine)
