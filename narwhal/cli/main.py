@@ -5,6 +5,7 @@ for it, takes what they say by `@pass_settings`, and raises an exception of `nar
 "done".
 """
 
+import os
 import sys
 from importlib import import_module
 
@@ -98,6 +99,8 @@ def completion(shell: str) -> None:
 
 def main() -> None:
     """Entry point: runs one command and exits with its code."""
+    # gRPC tells stderr of connections that come and go; what an operator has to know of them, the commands say.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(prog_name="narwhalctl", standalone_mode=False)
     except click.ClickException as error:

@@ -181,10 +181,9 @@ def test_following_placement_prints_what_changed_and_nothing_else(control: FakeC
     assert running.next() == "placement 3.17: admission is open"
     table = [running.next().split()[0] for _ in range(3)]
     assert table == ["ENGINE", "prefill-0", "decode-0"]
-    lines = [running.next().partition("Z  ")[2] for _ in range(6)]
+    lines = [running.next().partition("Z  ")[2] for _ in range(5)]
     assert lines == [
-        "3.18  prefill-0: serves prefill → nothing",
-        "3.18  prefill-0: holds none → ejected",
+        "3.18  prefill-0: serves prefill → nothing, holds none → ejected",
         "3.19  admission closed: maintenance",
         "3.20  admission open",
         "3.20  new: new, serves decode",

@@ -27,16 +27,20 @@ def _layout(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
     serving = sum(bool(engine.phases) for engine in engines)
     text = f"{serving} of {some(len(engines), 'engine')} {'serves' if serving == 1 else 'serve'}"
     yield Line(Say(text, Tone.GOOD if serving == len(engines) else Tone.BAD))
-    if engines:
-        yield table(engines, wide)
+    yield from tables(engines, wide)
 
 
-def table(engines: Sequence[model.Engine], wide: bool) -> Table:
-    """The engines as `engines` and `status` show them."""
-    columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES", "HOLDS"]
+def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
+    """The engines as `engines` and `status` show them; their checks in a table of its own, when wide."""
+    columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES", "WHY"]
     if wide:
-        columns += ["URL", "PINNED", "INCARNATION", "CHECKS", "OUTCOMES"]
-    return Table(columns=columns, rows=[_row(engine, wide) for engine in engines])
+        columns += ["URL", "PINNED", "INCARNATION", "OUTCOMES"]
+    if engines:
+        yield Table(columns=columns, rows=[_row(engine, wide) for engine in engines])
+    checks = [_check_row(engine, check) for engine in engines for check in engine.checks]
+    if wide and checks:
+        yield Line()
+        yield Table(columns=["ENGINE", "CHECK", "VERDICT", "AGE", "TOOK", "SEEN"], rows=checks)
 
 
 def _row(engine: model.Engine, wide: bool) -> list[Cell]:
@@ -47,20 +51,30 @@ def _row(engine: model.Engine, wide: bool) -> list[Cell]:
         str(engine.inflight),
         f"{engine.weight:.2f}".rstrip("0").rstrip("."),
         Say(counts(engine.streaks.items()), Tone.WARN),
-        Say("; ".join(hold_words(hold) for hold in engine.holds), Tone.WARN if engine.phases else Tone.BAD),
+        Say("; ".join(_why(engine)), Tone.WARN if engine.phases else Tone.BAD),
     ]
     if wide:
-        row += [
-            engine.url,
-            "yes" if engine.pinned else "no",
-            str(engine.incarnation),
-            "; ".join(_check(check) for check in engine.checks),
-            counts(engine.outcomes.items()),
-        ]
+        outcomes = counts(engine.outcomes.items())
+        row += [engine.url, "yes" if engine.pinned else "no", str(engine.incarnation), outcomes]
     return row
 
 
-def hold_words(hold: model.Hold) -> str:
+def _check_row(engine: model.Engine, check: model.Check) -> list[Cell]:
+    tone = {"pass": Tone.GOOD, "fail": Tone.BAD, "inconclusive": Tone.WARN}.get(check.verdict, Tone.NONE)
+    verdict = Say(check.verdict, tone)
+    return [engine.id, check.check, verdict, age(check.age_s), latency(check.latency_s), check.detail]
+
+
+def _why(engine: model.Engine) -> Iterator[str]:
+    """What keeps work off an engine, and the check that keeps it so."""
+    yield from map(_hold, engine.holds)
+    if engine.holds:
+        for check in engine.checks:
+            if check.verdict in ("fail", "inconclusive"):
+                yield f"{check.check} {check.verdict} {age(check.age_s)} ago: {check.detail}"
+
+
+def _hold(hold: model.Hold) -> str:
     """One hold in a phrase: what, since when, for how long still, why."""
     words = f"{hold.kind} {age(hold.age_s)}"
     if hold.remaining_s is not None:
@@ -68,8 +82,3 @@ def hold_words(hold: model.Hold) -> str:
     if not hold.effective:
         words += ", yields to keep the phase served"
     return f"{words}: {hold.reason}" if hold.reason else words
-
-
-def _check(check: model.Check) -> str:
-    words = f"{check.check} {check.verdict} {age(check.age_s)} ago in {latency(check.latency_s)}"
-    return f"{words}: {check.detail}" if check.detail else words

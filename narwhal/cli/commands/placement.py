@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ SUBSCRIBER = "narwhalctl"
 def placement(settings: Settings, follow: bool) -> None:
     """Show the placement that proxies work by.
 
-    With `-f` what changes follows, one line a fact; with `-o json` then one object a placement.
+    With `-f` what changes follows, one line an engine; with `-o json` then one object a placement.
     """
     printer = Printer(settings)
     if follow:
@@ -98,27 +99,37 @@ def _row(engine: model.PlacedEngine, wide: bool) -> list[Cell]:
 
 
 def _step_layout(step: model.PlacementStep, at: str) -> Iterator[Block]:
-    head = f"{at}  {step.epoch}.{step.version}  "
-    for change in step.changes:
-        yield Line(Say(head, Tone.DIM), _change(change))
+    head = Say(f"{at}  {step.epoch}.{step.version}  ", Tone.DIM)
+    for subject, changes in groupby(step.changes, key=lambda change: change.engine or change.field):
+        yield Line(head, *_change(subject, list(changes)))
     if not step.changes:
-        yield Line(Say(head, Tone.DIM), "nothing that shows changed")
+        yield Line(head, "nothing that shows changed")
 
 
-def _change(change: model.Difference) -> Say:
+def _change(subject: str, changes: list[model.Difference]) -> Iterator[Cell]:
+    """What changed about one engine, about admission or about the epoch."""
+    change = changes[0]
     if change.field == "epoch":
-        return Say(f"epoch {change.before} → {change.after}: another control process leads, or the same one anew")
-    if change.field == "closed":
-        return Say(f"admission closed: {change.after}", Tone.BAD) if change.after else Say("admission open", Tone.GOOD)
-    if change.before is None:
-        return Say(f"{change.engine}: new, serves {_serves(change.after['phases'])}")
-    if change.after is None:
-        return Say(f"{change.engine}: gone")
+        yield f"epoch {change.before} → {change.after}: another control process leads, or the same one anew"
+    elif change.field == "closed":
+        yield Say(f"admission closed: {change.after}", Tone.BAD) if change.after else Say("admission open", Tone.GOOD)
+    elif change.before is None:
+        yield f"{subject}: new, serves {_serves(change.after['phases'])}"
+    elif change.after is None:
+        yield f"{subject}: gone"
+    else:
+        yield f"{subject}: "
+        for at, each in enumerate(changes):
+            yield ", " if at else ""
+            yield _difference(each)
+
+
+def _difference(change: model.Difference) -> Say:
     name = {"phases": "serves"}.get(change.field, change.field.replace("_", " "))
-    words = f"{change.engine}: {name} {_value(change.field, change.before)} → {_value(change.field, change.after)}"
-    if change.field != "phases":
-        return Say(words)
-    return Say(words, Tone.GOOD if len(change.after) > len(change.before) else Tone.BAD)
+    tone = Tone.NONE
+    if change.field == "phases":
+        tone = Tone.GOOD if len(change.after) > len(change.before) else Tone.BAD
+    return Say(f"{name} {_value(change.field, change.before)} → {_value(change.field, change.after)}", tone)
 
 
 def _value(field: str, value: Any) -> str:

@@ -29,9 +29,8 @@ def status(settings: Settings) -> None:
 def _layout(fleet: model.Status, wide: bool) -> Iterator[Block]:
     yield _headline(fleet)
     yield Line()
-    if fleet.engines:
-        yield engines.table(fleet.engines, wide)
-        yield Line()
+    yield from engines.tables(fleet.engines, wide)
+    yield Line()
     if wide and fleet.proxies:
         yield proxies.table(fleet.proxies, wide)
         yield Line()
