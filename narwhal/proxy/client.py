@@ -88,9 +88,12 @@ class ClientConnection(web.RequestHandler):
         else:
             log.error("request_crashed", exc_info=exc)
             told = reply(Refusal.INTERNAL)
-        response = web.Response(status=told.status, body=told.body, content_type=_JSON)
-        response.force_close()
-        return response
+        if self.transport is not None:
+            head = (
+                b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+            )
+            self.transport.write(head % (told.status, _PHRASES[told.status], len(told.body)) + told.body)
+        return CLOSES
 
 
 class ClientServer(web.Server):

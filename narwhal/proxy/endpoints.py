@@ -19,7 +19,7 @@ from narwhal.proxy.attempt import Fault
 from narwhal.proxy.client import Client, ClientServer, Dates
 from narwhal.proxy.connectors.base import BadRequest, ClientRequest, Connector, Route
 from narwhal.proxy.errors import Refusal, Reply, reply
-from narwhal.proxy.legs import Legs
+from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.relay import FleetLoad, Relay, Shared
 from narwhal.proxy.seams import Feed, Inflight, Reporter
@@ -131,7 +131,11 @@ class DataPath:
             for task, relay in list(self._running.items()):
                 if relay is None or not relay.cut():
                     task.cancel()
-        await self.handler.shutdown(grace_s)
+            await self._idle.wait()  # nothing that was cut waits for anything
+        self.handler.pre_shutdown()
+        for connection in self.handler.connections:
+            connection.force_close()
+        await self.handler.shutdown(max(grace_s, WATCH_EVERY_S))  # 0 would mean for ever
         self.legs.close()
 
     def not_ready(self) -> str:
@@ -219,9 +223,12 @@ class DataPath:
             if not self._cutting or client.transport is None:
                 raise
             task.uncancel()
-            result = RequestResult.REJECTED
-            client.keep_alive = False
-            client.refuse(reply(Fault.CLOSED, code=NotReady.DRAINING.value))
+            if client.status:  # all was said, but the client did not read it
+                client.transport.abort()
+            else:
+                result = RequestResult.REJECTED
+                client.keep_alive = False
+                client.refuse(reply(Fault.CLOSED, code=NotReady.DRAINING.value))
         except Exception:
             log.exception("request_crashed", request_id=client.request_id)
             result = RequestResult.FAILED

@@ -309,17 +309,18 @@ class ScriptedEngine:
         self.connections += 1
         number = self.connections
         running: asyncio.Task[None] | None = None
+        last: Asked | None = None
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-                asked = Asked(head, await reader.readexactly(length), writer, number)
-                self.asked.append(asked)
-                running = asyncio.create_task(self.script(asked))  # type: ignore[arg-type]
+                last = Asked(head, await reader.readexactly(length), writer, number)
+                self.asked.append(last)
+                running = asyncio.create_task(self.script(last))  # type: ignore[arg-type]
                 self._tasks.add(running)
                 running.add_done_callback(self._tasks.discard)
         except (asyncio.IncompleteReadError, ConnectionError):
-            if self.asked:
-                self.asked[-1].gone.set()
+            if last is not None:
+                last.gone.set()
             self.closed_at.append(asyncio.get_running_loop().time())
         finally:
             if running is not None and not running.done():

@@ -1,0 +1,611 @@
+"""The client's side: what is refused and how, what never reaches an engine, and the end of a worker."""
+
+import asyncio
+import json
+import time
+
+import orjson
+import pytest
+
+from narwhal.placement import Placement
+from narwhal.vocabulary import NotReady, Outcome, Phase, RequestResult
+from tests.proxy.harness import (
+    DONE,
+    LAST,
+    MODEL,
+    STREAM_HEAD,
+    Asked,
+    answer,
+    before,
+    chunk,
+    data_path,
+    entry,
+    on_uvloop,
+    placed,
+    prefill_answer,
+    request_bytes,
+    settings,
+    token,
+    until,
+)
+
+BODY = {"model": MODEL, "prompt": "a narwhal", "max_tokens": 3}
+
+
+async def answers(asked: Asked) -> None:
+    """A decode engine in good health."""
+    if b'"stream":true' in asked.body.replace(b" ", b""):
+        asked.send(STREAM_HEAD, chunk(token()), chunk(DONE), LAST)
+    else:
+        asked.send(answer(b'{"id": "x", "choices": [{"text": "b"}]}'))
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """(status, head, body) of one answer with a length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), head, await reader.readexactly(length)
+
+
+# --- G9: odd bodies ---
+
+ODD: dict[str, tuple[bytes, set[int]]] = {
+    "deep nesting of lists": (
+        b'{"model": "sim-model", "prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        {400},
+    ),
+    "nesting beyond what can be written": (
+        b'{"model": "sim-model", "prompt": "a", "x": ' + b'{"a":' * 600 + b"1" + b"}" * 600 + b"}",
+        {400},
+    ),
+    "an endless opening": (b"[" * 200_000, {400}),
+    "NaN": (b'{"model": "sim-model", "prompt": "a", "temperature": NaN}', {400}),
+    "Infinity": (b'{"model": "sim-model", "prompt": "a", "temperature": -Infinity}', {400}),
+    "a lone surrogate": (b'{"model": "sim-model", "prompt": "\\ud800"}', {400}),
+    "a lone surrogate in bytes": (b'{"model": "sim-model", "prompt": "\xed\xa0\x80"}', {400}),
+    "not UTF-8": (b'{"model": "sim-model", "prompt": "\xff\xfe"}', {400}),
+    "duplicate keys": (b'{"model": "other", "prompt": "a", "prompt": "b", "model": "sim-model"}', {200}),
+    "a byte order mark": (b'\xef\xbb\xbf{"model": "sim-model", "prompt": "a"}', {400}),
+    "1e400": (b'{"model": "sim-model", "prompt": "a", "temperature": 1e400}', {400}),
+    "an integer of 40 digits": (b'{"model": "sim-model", "prompt": "a", "seed": ' + b"9" * 40 + b"}", {200}),
+    "nothing": (b"", {400}),
+    "a list": (b"[1, 2]", {400}),
+    "a string": (b'"hello"', {400}),
+    "null": (b"null", {400}),
+    "cut short": (b'{"model": "sim-model", "pro', {400}),
+    "more behind it": (b'{"model": "sim-model", "prompt": "a"} {"b": 1}', {400}),
+    "a model that is a number": (b'{"model": 5, "prompt": "a"}', {400}),
+    "no model": (b'{"prompt": "a"}', {400}),
+    "a stream that is a word": (b'{"model": "sim-model", "prompt": "a", "stream": "yes"}', {400}),
+    "two prompts for one handoff": (b'{"model": "sim-model", "prompt": ["a", "b"]}', {400}),
+    "one prompt in a list": (b'{"model": "sim-model", "prompt": ["a"]}', {200}),
+    "token ids": (b'{"model": "sim-model", "prompt": [1, 2, 3]}', {200}),
+    "white space around": (b'\r\n {"model": "sim-model", "prompt": "a"} \n\t', {200}),
+}
+
+
+@pytest.mark.case("G9")
+@pytest.mark.parametrize("name", ODD)
+@on_uvloop
+async def test_case_G9_odd_bodies_are_refused_quickly_or_passed_through(name: str) -> None:
+    body, statuses = ODD[name]
+    async with before(answers) as (path, p, d):
+        await path.post(BODY)  # connections are up
+        asked = len(p.asked), len(d.asked)
+        started = time.monotonic()
+        got = await path.post(body)
+        assert time.monotonic() - started < 0.05
+        assert got.status in statuses
+        if got.status == 400:
+            assert got.error["type"] == "invalid_request_error"
+            assert (len(p.asked), len(d.asked)) == asked, "no engine hears of it"
+            assert path.reporter.results[-1] is RequestResult.REJECTED
+        else:
+            sent = json.loads(d.asked[-1].body)
+            kept = {key: value for key, value in sent.items() if key != "kv_transfer_params"}
+            assert kept == json.loads(body), "the decode leg has the client's own fields"
+
+
+@pytest.mark.rule("V10")
+@on_uvloop
+async def test_a_client_cannot_steer_transfers_and_unknown_fields_reach_the_engine() -> None:
+    async with before(answers) as (path, p, d):
+        steering = {
+            "kv_transfer_params": {"do_remote_prefill": True},
+            "ec_transfer_params": {"x": 1},
+            "vllm_xargs": {"kv_transfer_params": "x", "mine": 1},
+        }
+        body = {**BODY, **steering, "new_in_next_year": {"a": [1.5, None, "é"]}}
+        assert (await path.post(body)).status == 200
+        escaped = orjson.dumps(BODY)[:-1] + b',"kv\\u005ftransfer_params":{"do_remote_prefill":true}}'
+        assert (await path.post(escaped)).status == 200
+        for asked in (*p.asked, *d.asked):
+            sent = json.loads(asked.body, object_pairs_hook=list)
+            names = [name for name, _ in sent]
+            assert names.count("kv_transfer_params") == 1
+            assert "ec_transfer_params" not in names
+        for asked in (p.asked[0], d.asked[0]):
+            sent = json.loads(asked.body)
+            assert sent["new_in_next_year"] == body["new_in_next_year"]
+            assert sent["vllm_xargs"] == {"mine": 1}
+        assert json.loads(d.asked[0].body)["kv_transfer_params"]["remote_engine_id"] == "prefill-0"
+
+
+@pytest.mark.rule("V10")
+@on_uvloop
+async def test_the_two_legs_bodies() -> None:
+    async with before(answers) as (path, p, d):
+        extra = {"stream": True, "stream_options": {"include_usage": True}, "min_tokens": 3, "temperature": 0.5}
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 9, **extra}
+        raw = json.dumps(chat, indent=2).encode()
+        assert (await path.post(raw, route="/v1/chat/completions")).status == 200
+        assert json.loads(p.asked[0].body) == {
+            "model": MODEL,
+            "messages": chat["messages"],
+            "max_completion_tokens": 1,
+            "max_tokens": 1,
+            "stream": False,
+            "temperature": 0.5,
+            "kv_transfer_params": {
+                "do_remote_decode": True,
+                "do_remote_prefill": False,
+                "remote_engine_id": None,
+                "remote_block_ids": None,
+                "remote_host": None,
+                "remote_port": None,
+            },
+        }
+        assert d.asked[0].body.startswith(raw[:-1]), "the client's own bytes"
+        assert set(json.loads(d.asked[0].body)) == {*chat, "kv_transfer_params"}
+
+
+# --- F17: headers ---
+
+
+@pytest.mark.case("F17")
+@pytest.mark.parametrize("api_key", [None, "engines-only"])
+@on_uvloop
+async def test_case_F17_only_our_own_headers_reach_an_engine(api_key: str | None) -> None:
+    chosen = settings(engine={"api_key": api_key} if api_key else {})
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    given = (
+        "Connection: x-foo\r\nX-Foo: 1\r\nTE: trailers\r\nUpgrade: websocket\r\nProxy-Authorization: Basic eA==\r\n"
+        "Proxy-Connection: keep-alive\r\nAuthorization: Bearer client\r\nCookie: a=b\r\nX-Forwarded-For: 10.0.0.1\r\n"
+        f"Accept-Encoding: gzip\r\nX-Request-Id: mine-7\r\ntraceparent: {trace}\r\n"
+    )
+    async with before(answers, chosen=chosen) as (path, p, d):
+        reader, writer = await path.raw(request_bytes(BODY, headers=given))
+        status, head, _ = await read_answer(reader)
+        writer.close()
+        assert status == 200
+        assert b"x-request-id: mine-7\r\n" in head.lower()
+        for asked, suffix in ((p.asked[0], "1-prefill"), (d.asked[0], "1-decode")):
+            headers = dict(asked.headers)
+            assert headers.pop("authorization", None) == (f"Bearer {api_key}" if api_key else None)
+            assert headers.pop("x-request-id") == f"mine-7-{suffix}"
+            assert headers.pop("traceparent") == trace
+            assert set(headers) == {"host", "content-type", "content-length"}
+            assert b"client" not in asked.head
+
+
+@pytest.mark.parametrize("bad", ["a b", "x" * 200, "ü", ""])
+@on_uvloop
+async def test_a_request_id_that_could_break_a_header_is_replaced(bad: str) -> None:
+    async with before(answers) as (path, p, _):
+        reader, writer = await path.raw(request_bytes(BODY, headers=f"X-Request-Id: {bad}\r\n"))
+        status, head, _ = await read_answer(reader)
+        writer.close()
+        assert status == 200
+        made = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"x-request-id: "))[14:].decode()
+        assert made.startswith("nw-")
+        assert p.asked[0].headers["x-request-id"] == f"{made}-1-prefill"
+
+
+# --- F18: framing ---
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+DATA = orjson.dumps(BODY)
+MALFORMED = {
+    "both lengths": CHUNKED + b"Content-Length: 5\r\n\r\n" + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA),
+    "both lengths, the other order": POST + b"Content-Length: 5\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA),
+    "a chunk size that is no number": CHUNKED + b"\r\nzz\r\n" + DATA + b"\r\n0\r\n\r\n",
+    "a negative chunk size": CHUNKED + b"\r\n-5\r\n" + DATA + b"\r\n0\r\n\r\n",
+    "a chunk that is longer than its size": CHUNKED + b"\r\n5\r\n" + DATA + b"\r\n0\r\n\r\n",
+    "two different lengths": POST + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n" + DATA,
+    "a negative length": POST + b"Content-Length: -1\r\n\r\n" + DATA,
+    "a header with a space in its name": POST + b"X y: 1\r\nContent-Length: 2\r\n\r\n{}",
+    "a folded header": POST + b"X: 1\r\n 2\r\nContent-Length: 2\r\n\r\n{}",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+}
+
+
+@pytest.mark.case("F18")
+@pytest.mark.parametrize("name", MALFORMED)
+@on_uvloop
+async def test_case_F18_malformed_framing_is_a_400_and_the_end_of_the_connection(name: str) -> None:
+    async with before(answers) as (path, p, d):
+        reader, writer = await path.raw(MALFORMED[name])
+        data = await asyncio.wait_for(reader.read(), 5.0)
+        writer.close()
+        head, _, rest = data.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"400"
+        assert b"connection: close" in head.lower()
+        assert json.loads(rest)["error"]["type"] == "invalid_request_error"
+        assert data.count(b"HTTP/1.") == 1
+        assert (p.asked, d.asked) == ([], [])
+
+
+@pytest.mark.case("F18")
+@on_uvloop
+async def test_case_F18_pipelined_requests_are_answered_in_order() -> None:
+    async with before(answers) as (path, p, d):
+        reader, writer = await path.raw(
+            request_bytes(BODY, headers="X-Request-Id: first\r\n")
+            + request_bytes(b"{", headers="X-Request-Id: second\r\n")
+            + b"GET /health HTTP/1.1\r\nHost: t\r\nX-Request-Id: third\r\n\r\n"
+            + request_bytes({**BODY, "stream": True}, headers="X-Request-Id: fourth\r\nConnection: close\r\n")
+        )
+        seen = [await read_answer(reader) for _ in range(3)]
+        assert [status for status, _, _ in seen] == [200, 400, 200]
+        for (_, head, _), name in zip(seen, (b"first", b"second", b"third"), strict=True):
+            assert b"x-request-id: " + name in head.lower()
+        rest = await reader.read()
+        writer.close()
+        assert b"x-request-id: fourth" in rest.lower()
+        assert rest.endswith(chunk(DONE) + LAST)
+        assert (len(p.asked), len(d.asked)) == (2, 2)
+
+
+@on_uvloop
+async def test_an_http_1_0_client_gets_its_stream_without_chunks() -> None:
+    async with before(answers) as (path, _, _):
+        data = orjson.dumps({**BODY, "stream": True})
+        reader, writer = await path.raw(
+            b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(data), data)
+        )
+        head, _, body = (await asyncio.wait_for(reader.read(), 5.0)).partition(b"\r\n\r\n")
+        writer.close()
+        assert b"chunked" not in head.lower()
+        assert b"connection: close" in head.lower()
+        assert body == token() + DONE
+
+
+# --- F19: sizes ---
+
+
+@pytest.mark.case("F19")
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("over", "status"), [(-1, 200), (0, 200), (1, 413), (200_000, 413)])
+@on_uvloop
+async def test_case_F19_bodies_around_the_limit(chunked: bool, over: int, status: int) -> None:
+    limit = 300_000
+    empty = orjson.dumps({**BODY, "prompt": ""})
+    body = orjson.dumps({**BODY, "prompt": "x" * (limit + over - len(empty))})
+    assert len(body) == limit + over
+    async with before(answers, chosen=settings(serving={"max_request_bytes": limit})) as (path, p, _):
+        if chunked:
+            pieces = [body[at : at + 9000] for at in range(0, len(body), 9000)]
+            request = CHUNKED + b"\r\n" + b"".join(chunk(piece) for piece in pieces) + LAST
+        else:
+            request = request_bytes(body)
+        reader, writer = await path.raw(request)
+        got, head, text = await asyncio.wait_for(read_answer(reader), 5.0)
+        writer.close()
+        assert got == status
+        if status == 413:
+            assert json.loads(text)["error"]["type"] == "request_too_large"
+            assert b"connection: close" in head.lower()
+            assert p.asked == []
+        else:
+            assert len(json.loads(p.asked[0].body)["prompt"]) == limit + over - len(empty)
+
+
+@pytest.mark.case("F19")
+@pytest.mark.parametrize("headers", ["Content-Length: 900000000\r\n", "Transfer-Encoding: chunked\r\n"])
+@on_uvloop
+async def test_case_F19_an_endless_body_is_not_buffered(headers: str) -> None:
+    async with before(answers, chosen=settings(serving={"max_request_bytes": 100_000})) as (path, _, _):
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: t\r\n{headers}\r\n".encode()
+        reader, writer = await path.raw(head)
+        sent = 0
+
+        async def feed() -> None:
+            nonlocal sent
+            piece = chunk(b"x" * 60_000) if "chunked" in headers else b"x" * 60_000
+            while sent < 600_000_000:
+                writer.write(piece)
+                sent += len(piece)
+                await writer.drain()
+
+        feeding = asyncio.create_task(feed())
+        status, _, _ = await asyncio.wait_for(read_answer(reader), 5.0)
+        assert status == 413
+        assert sent < 20_000_000
+        feeding.cancel()
+        writer.close()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+@on_uvloop
+async def test_expect_is_answered_before_the_body_and_refused_when_it_is_too_large() -> None:
+    async with before(answers, chosen=settings(serving={"max_request_bytes": 1000})) as (path, _, _):
+        head = "POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n"
+        reader, writer = await path.raw(head.format(len(DATA)).encode())
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(DATA)
+        assert (await read_answer(reader))[0] == 200
+        writer.close()
+        reader, writer = await path.raw(head.format(5000).encode())
+        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 413
+        writer.close()
+
+
+@pytest.mark.case("E2")
+@on_uvloop
+async def test_a_body_that_does_not_come_ends_at_the_deadline() -> None:
+    async with before(answers, chosen=settings(serving={"request_timeout_s": 0.3})) as (path, _, _):
+        reader, writer = await path.raw(POST + b"Content-Length: 50\r\n\r\n{")
+        started = time.monotonic()
+        status, _, body = await asyncio.wait_for(read_answer(reader), 5.0)
+        assert time.monotonic() - started == pytest.approx(0.3, abs=0.15)
+        assert (status, json.loads(body)["error"]["type"]) == (408, "timeout")
+        writer.close()
+
+
+# --- routes ---
+
+
+@on_uvloop
+async def test_other_routes_and_methods() -> None:
+    async with before(answers) as (path, p, _):
+        for method, route, status, code in (
+            ("GET", "/health", 200, None),
+            ("GET", "/ready", 200, None),
+            ("HEAD", "/ready", 200, None),
+            ("GET", "/v1/models", 200, None),
+            ("GET", "/nothing", 404, "not_found"),
+            ("POST", "/v1/embeddings", 404, "not_found"),
+            ("GET", "/v1/completions", 405, "method_not_allowed"),
+            ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
+            ("POST", "/health", 405, "method_not_allowed"),
+            ("HEAD", "/nothing", 404, None),
+        ):
+            async with path.session.request(method, path.url + route) as got:
+                body = await got.read()
+                assert (got.status, got.content_type) == (status, "application/json"), (method, route)
+                assert ("Allow" in got.headers) == (status == 405)
+                if method == "HEAD":
+                    assert body == b""
+                elif status >= 400:
+                    assert json.loads(body)["error"]["code"] == code
+        models = await (await path.session.get(path.url + "/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == [MODEL]
+        # A query string or an absolute target is no other route.
+        reader, writer = await path.raw(request_bytes(BODY, route="http://t/v1/completions?x=1"))
+        assert (await read_answer(reader))[0] == 200
+        writer.close()
+        assert p.asked[0].head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+
+
+@pytest.mark.case("G4")
+@on_uvloop
+async def test_a_model_that_is_not_served() -> None:
+    async with before(answers) as (path, p, d):
+        got = await path.post({**BODY, "model": "gpt"})
+        assert (got.status, got.error["type"], got.error["code"]) == (404, "invalid_request_error", "model_not_found")
+        assert (p.asked, d.asked) == ([], [])
+
+
+# --- admission ---
+
+
+@pytest.mark.case("G2")
+@pytest.mark.rule("V2", "H3")
+@on_uvloop
+async def test_case_G2_no_engine_and_no_seat_are_two_answers_and_two_reasons() -> None:
+    async def hangs(asked: Asked) -> None:
+        await asyncio.Event().wait()
+
+    async with before(hangs, chosen=settings(serving={"max_connections": 1})) as (path, p, _):
+        running = asyncio.create_task(path.post(BODY))
+        await until(lambda: path.data.inflight.legs.get("d"))
+        full = await path.post(BODY)
+        assert (full.status, full.error["type"], full.headers["Retry-After"]) == (429, "server_overloaded_error", "1")
+        placement = path.feed.placement
+        path.feed.placement = Placement(epoch=1, version=2)
+        none = await path.post(BODY)
+        assert (none.status, none.error["type"], none.headers["Retry-After"]) == (503, "service_unavailable", "1")
+        assert none.error["code"] == "no eligible engines"
+        path.feed.placement = placement
+        counted = path.data.metrics.requests
+        assert counted["/v1/completions", "429"] == counted["/v1/completions", "503"] == 1
+        assert path.reporter.results == [RequestResult.REJECTED] * 2
+        assert len(p.asked) == 1
+        running.cancel()
+
+
+@pytest.mark.rule("V2", "P9")
+@on_uvloop
+async def test_every_engine_at_its_limit_is_saturation() -> None:
+    async with before(answers) as (path, p, d):
+        path.feed.placement = Placement(
+            epoch=1,
+            version=2,
+            engines={
+                "p": entry("p", p.url, Phase.PREFILL, max_inflight=2),
+                "d": entry("d", d.url, Phase.DECODE),
+            },
+        )
+        path.feed.load["p"] = 1
+        assert (await path.post(BODY)).status == 200
+        path.feed.load["p"] = 2
+        assert (await path.post(BODY)).status == 429
+
+
+@pytest.mark.rule("V5")
+@on_uvloop
+async def test_decode_leaves_its_producer_unless_nobody_else_can_take_it() -> None:
+    async def both(asked: Asked) -> None:
+        await (answers(asked) if b'"do_remote_prefill":true' in asked.body else _prefill(asked))
+
+    async def _prefill(asked: Asked) -> None:
+        asked.send(prefill_answer())
+
+    phases = frozenset(Phase)
+    async with before(both, both) as (path, p, d):
+        engines = {
+            "p": entry("p", p.url, Phase.PREFILL, phases=phases),
+            "d": entry("d", d.url, Phase.DECODE, phases=phases),
+        }
+        path.feed.placement = Placement(epoch=1, version=2, engines=engines)
+        for _ in range(12):
+            assert (await path.post(BODY)).status == 200
+        legs = path.reporter.legs
+        pairs = {(legs[at].engine, legs[at + 1].engine) for at in range(0, len(legs), 2)}
+        assert pairs == {("p", "d"), ("d", "p")}
+        # The other is at its limit: the producer itself is better than nothing.
+        engines["d"] = entry("d", d.url, Phase.DECODE, phases=phases, max_inflight=1)
+        path.feed.placement = Placement(epoch=1, version=3, engines=engines)
+        path.feed.load["d"] = 1
+        assert (await path.post(BODY)).status == 200
+        assert [seen.engine for seen in path.reporter.legs[-2:]] == ["p", "p"]
+
+
+@pytest.mark.case("D9", "D1")
+@pytest.mark.rule("M10", "H3")
+@on_uvloop
+async def test_case_D9_strange_placements_never_give_a_500() -> None:
+    dead = "http://127.0.0.1:1"
+    strange: list[tuple[Placement | None, int, str | None]] = [
+        (None, 503, NotReady.NO_PLACEMENT.value),
+        (Placement(epoch=1, version=1), 503, "no eligible engines"),
+        (placed({"p": dead}, {}), 503, "no eligible engines"),
+        (placed({}, {"d": dead}), 503, "no eligible engines"),
+        (placed({"p": "nonsense"}, {"d": dead}), 502, "prefill"),
+        (placed({"p": "ftp://x"}, {"d": dead}), 502, "prefill"),
+        (placed({"p": "http://[::1"}, {"d": dead}), 502, "prefill"),
+        (placed({"p": "http://127.0.0.1:99999"}, {"d": dead}), 502, "prefill"),
+        (placed({"p": "http://a\r\nX: y"}, {"d": dead}), 502, "prefill"),
+        (placed({"p": "http://name.invalid"}, {"d": dead}), 0, None),
+    ]
+    async with data_path(None) as path:
+        for placement, status, code in strange:
+            path.feed.placement = placement
+            started = time.monotonic()
+            got = await path.post(BODY)
+            if status:
+                assert (got.status, got.error["code"]) == (status, code), placement
+            assert got.status in (429, 502, 503), placement
+            if got.status == 503:
+                assert time.monotonic() - started < 0.05
+            ready = await path.session.get(path.url + "/ready")
+            assert ready.status == (503 if status == 503 else 200)
+        await path.at_rest()
+
+
+@pytest.mark.rule("M10", "M5")
+@on_uvloop
+async def test_ready_and_refusals_say_why_admission_is_closed() -> None:
+    async with before(answers) as (path, _, _):
+        for reason in ("monitoring degraded: health KeyError", "placement stale", "maintenance"):
+            path.feed.reason = reason
+            ready = await path.session.get(path.url + "/ready")
+            assert (ready.status, (await ready.json())["reason"]) == (503, reason)
+            got = await path.post(BODY)
+            assert (got.status, got.error["type"], got.error["code"]) == (503, "service_unavailable", reason)
+            assert (await path.session.get(path.url + "/health")).status == 200
+        path.feed.reason = ""
+        assert (await path.post(BODY)).status == 200
+
+
+@pytest.mark.rule("V3", "M5")
+@pytest.mark.case("G7")
+@on_uvloop
+async def test_waiting_for_a_seat_ends_in_time_and_in_order() -> None:
+    release: list[asyncio.Event] = []
+
+    async def waits(asked: Asked) -> None:
+        release.append(asyncio.Event())
+        await release[-1].wait()
+        await answers(asked)
+
+    serving = {"max_connections": 1, "queue_capacity": 2, "queue_timeout_s": 0.4, "request_timeout_s": 20}
+    async with before(waits, chosen=settings(serving=serving)) as (path, p, _):
+        first = asyncio.create_task(path.post(BODY))
+        await until(lambda: release)
+        second = asyncio.create_task(path.post(BODY))
+        await until(lambda: path.data.admission.waiting == 1)
+        third = asyncio.create_task(path.post(BODY))
+        await until(lambda: path.data.admission.waiting == 2)
+        assert (await path.post(BODY)).status == 429, "the queue is full"
+        release[0].set()
+        assert (await first).status == 200
+        await until(lambda: len(release) == 2)
+        late = await third
+        assert (late.status, late.error["type"], late.error["code"]) == (504, "timeout", "queue")
+        fourth = asyncio.create_task(path.post(BODY))
+        await until(lambda: path.data.admission.waiting == 1)
+        path.feed.reason = "maintenance"
+        gone = await fourth
+        assert (gone.status, gone.error["code"]) == (503, "maintenance")
+        release[1].set()
+        assert (await second).status == 200, "what was dispatched runs to its end"
+        assert len(p.asked) == 2
+        await path.at_rest()
+
+
+# --- the end of a worker ---
+
+
+@pytest.mark.case("F21")
+@on_uvloop
+async def test_stopping_lets_streams_finish_within_the_grace_and_refuses_new_work() -> None:
+    go = asyncio.Event()
+
+    async def decode(asked: Asked) -> None:
+        asked.send(STREAM_HEAD, chunk(token()))
+        await go.wait()
+        asked.send(chunk(DONE), LAST)
+
+    async with before(decode) as (path, _, _):
+        running = [asyncio.create_task(path.post({**BODY, "stream": True})) for _ in range(20)]
+        await until(lambda: path.data.inflight.legs.get("d") == 20)
+        stopping = asyncio.create_task(path.data.stop(10.0))
+        await asyncio.sleep(0)
+        ready = await path.session.get(path.url + "/ready")
+        assert (ready.status, (await ready.json())["reason"]) == (503, "draining")
+        assert (await path.session.get(path.url + "/health")).status == 200
+        refused = await path.post(BODY)
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        go.set()
+        for got in await asyncio.gather(*running):
+            assert got.body == token() + DONE
+        await asyncio.wait_for(stopping, 5.0)
+
+
+@pytest.mark.case("F21")
+@pytest.mark.rule("V8")
+@on_uvloop
+async def test_what_outlives_the_grace_is_cut_and_told_so() -> None:
+    async def decode(asked: Asked) -> None:
+        if b"mid-stream" in asked.body:
+            asked.send(STREAM_HEAD, chunk(token()))
+        await asyncio.Event().wait()
+
+    async with before(decode) as (path, _, d):
+        begun = asyncio.create_task(path.post({**BODY, "prompt": "mid-stream", "stream": True}))
+        silent = asyncio.create_task(path.post({**BODY, "stream": True}))
+        await until(lambda: path.data.inflight.legs.get("d") == 2 and path.data.metrics.ttft_seconds.total)
+        await asyncio.wait_for(path.data.stop(0.2), 5.0)
+        cut, refused = await begun, await silent
+        assert cut.status == 200
+        assert cut.events[0] == token()[6:-2]
+        assert json.loads(cut.events[1])["error"]["code"] == "draining"
+        assert len(cut.events) == 2
+        assert (refused.status, refused.error["code"]) == (503, "draining")
+        assert path.reporter.outcomes[-2:] == [Outcome.LOCAL, Outcome.LOCAL], "no evidence against an engine"
+        for asked in d.asked:
+            await asyncio.wait_for(asked.gone.wait(), 1.0)
