@@ -138,7 +138,10 @@ def _engines(
             given.setdefault("api_key", config.engine.api_key.get_secret_value())
         return [EngineOptions(**{**given, "id": str(each.id), **_address(str(each.url))}) for each in config.engines]
     if pairs:
-        return [EngineOptions(**{**given, "id": each, "port": at}) for each, at in map(_pair, pairs)]
+        listed = [_pair(pair) for pair in pairs]
+        if len({each for each, _ in listed}) != len(listed):
+            raise ValueError("--engine: two engines have the same id")
+        return [EngineOptions(**{**given, "id": each, "port": at}) for each, at in listed]
     return [EngineOptions(**given, id=name, port=port or 0)]
 
 

@@ -111,7 +111,7 @@ def _bad(message: str, param: str, value: object = None) -> ApiError:
 
 
 def load(body: bytes) -> Json:
-    """A body as a JSON object; like the engine it takes what Python's own reader takes, such as NaN. Raises ApiError."""
+    """A body as a JSON object; what Python reads beyond the standard, such as NaN, is taken. Raises ApiError."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
