@@ -265,7 +265,7 @@ async def test_case_F8_a_finish_reason_and_then_silence() -> None:
     async with before(sends(chunk(token()), chunk(finish), hang=True), chosen=chosen) as (path, _, d):
         started = time.monotonic()
         got = await path.post(stream=True)
-        assert 0.25 < time.monotonic() - started < 1.0
+        assert 0.25 < time.monotonic() - started < 1.3
         assert got.body.startswith(token() + finish)
         assert DONE not in got.body
         assert orjson.loads(got.events[-1])["error"]["type"] == "upstream_error"
