@@ -23,6 +23,8 @@ from rich.text import Text as RichText
 from narwhal.cli.model import plain
 from narwhal.cli.options import Output, Settings
 
+GAP = 2  # columns between columns
+NARROWEST = 24  # columns in which words can still be read
 READER_GONE = 141  # what a shell shows for a program that SIGPIPE ended
 
 
@@ -34,6 +36,7 @@ class Tone(StrEnum):
     WARN = "yellow"
     BAD = "bold red"
     DIM = "dim"
+    HEAD = "bold"
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,22 @@ class Printer:
                 if isinstance(block, Line):
                     self._console.print(*(_rich(part) for part in block.parts), sep="", soft_wrap=True)
                 else:
-                    self._console.print(_rich_table(block))
+                    self._table(self._console, block)
             self._write(captured.get())
+
+    @staticmethod
+    def _table(console: Console, table: Table) -> None:
+        """The last column, which holds the words, folds where the others leave it room. A table that is wider than the
+        terminal all the same goes out as it is, and the terminal wraps its lines."""
+        widths = _widths(table)
+        if sum(widths[:-1]) + GAP * (len(widths) - 1) + min(widths[-1], NARROWEST) <= console.width:
+            console.print(_rich_table(table))
+            return
+        for row in _rows(table):
+            cells = [_rich(cell) for cell in row]
+            for cell, width in zip(cells[:-1], widths[:-1], strict=True):
+                cell.pad_right(width + GAP - cell.cell_len)
+            console.print(RichText.assemble(*cells), soft_wrap=True)
 
     def _write(self, text: str) -> None:
         encoding = getattr(self._out, "encoding", None) or "utf-8"
@@ -148,27 +165,37 @@ def _plain_line(line: Line) -> str:
     return "".join(_text(part) for part in line.parts) + "\n"
 
 
+def _rows(table: Table) -> list[list[Cell]]:
+    """Header and rows, without an empty cell."""
+    rows = [[cell if _text(cell) else Say("-", Tone.DIM) for cell in row] for row in table.rows]
+    return [[Say(column, Tone.HEAD) for column in table.columns], *rows] if table.columns else rows
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(cell_len(_text(cell)) for cell in column) for column in zip(*_rows(table), strict=True)]
+
+
 def _plain_table(table: Table) -> str:
-    rows = [[_text(cell) or "-" for cell in row] for row in table.rows]
-    if table.columns:
-        rows.insert(0, list(table.columns))
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(c + " " * (w - cell_len(c)) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return "".join(line.rstrip() + "\n" for line in lines)
+    widths = _widths(table)
+    lines = ([(_text(cell), width) for cell, width in zip(row, widths, strict=True)] for row in _rows(table))
+    return "".join((" " * GAP).join(c + " " * (w - cell_len(c)) for c, w in line).rstrip() + "\n" for line in lines)
 
 
 def _rich_table(table: Table) -> RichTable:
+    ruled = bool(table.columns)
     made = RichTable(
-        box=box.SIMPLE_HEAD if table.columns else None,
-        show_header=bool(table.columns),
+        box=box.SIMPLE_HEAD if ruled else None,
+        show_header=ruled,
         show_edge=False,
         pad_edge=False,
+        padding=(0, GAP - ruled, 0, 0),  # the rule's own divider takes one
         header_style="bold",
     )
-    for column in table.columns or [""] * len(table.rows[0] if table.rows else ()):
-        made.add_column(column, overflow="fold")
-    for row in table.rows:
-        made.add_row(*(_rich(cell) if _text(cell) else RichText("-", style=Tone.DIM.value) for cell in row))
+    widths = _widths(table)
+    for at, column in enumerate(table.columns or [""] * len(widths)):
+        made.add_column(column, overflow="fold", no_wrap=at < len(widths) - 1)
+    for row in _rows(table)[ruled:]:
+        made.add_row(*map(_rich, row))
     return made
 
 

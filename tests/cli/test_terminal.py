@@ -27,13 +27,13 @@ def fleet(control: FakeControl) -> None:
 
 
 def on_a_terminal(control: FakeControl, *args: str, **environment: str) -> str:
-    """What a command prints on a terminal of 100 columns."""
+    """What a command prints on a terminal of 120 columns."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", "from narwhal.cli.main import main; main()", "--control", control.address, *args],
         stdout=follower,
         stderr=subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "100", **environment},
+        env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "120", **environment},
     )
     os.close(follower)
     read = b""
@@ -53,7 +53,7 @@ def on_a_terminal(control: FakeControl, *args: str, **environment: str) -> str:
 def test_colour_on_a_terminal(control: FakeControl) -> None:
     printed = on_a_terminal(control, "status")
     assert ESCAPE + "32mREADY" in printed
-    assert "━" in printed or "─" in printed
+    assert "────" in printed
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
@@ -71,10 +71,13 @@ def test_json_is_never_coloured(control: FakeControl) -> None:
     assert ESCAPE not in on_a_terminal(control, "engines", "-o", "json")
 
 
-def test_a_narrow_terminal_loses_no_letter(control: FakeControl) -> None:
+@pytest.mark.parametrize("output", ["table", "wide"])
+@pytest.mark.parametrize("columns", [40, 120, 200])
+def test_no_terminal_loses_a_letter(control: FakeControl, columns: int, output: str) -> None:
     control.status.engines[1].holds[0].reason = "word" * 60
-    printed = on_a_terminal(control, "engines", NO_COLOR="1")
-    # Folded over lines of its column, which is the last.
+    printed = on_a_terminal(control, "engines", "-o", output, NO_COLOR="1", COLUMNS=str(columns))
+    if output == "wide":
+        assert "http://127.0.0.1:9001  no      4            refused 3, stream_complete 800" in printed
     assert re.sub(r"\s", "", printed).count("word") == 60
 
 

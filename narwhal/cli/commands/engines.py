@@ -32,9 +32,10 @@ def _layout(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
 
 def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
     """The engines as `engines` and `status` show them; their checks in a table of its own, when wide."""
-    columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES", "WHY"]
+    columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES"]
     if wide:
         columns += ["URL", "PINNED", "INCARNATION", "OUTCOMES"]
+    columns.append("WHY")
     if engines:
         yield Table(columns=columns, rows=[_row(engine, wide) for engine in engines])
     checks = [_check_row(engine, check) for engine in engines for check in engine.checks]
@@ -51,11 +52,11 @@ def _row(engine: model.Engine, wide: bool) -> list[Cell]:
         str(engine.inflight),
         f"{engine.weight:.2f}".rstrip("0").rstrip("."),
         Say(counts(engine.streaks.items()), Tone.WARN),
-        Say("; ".join(_why(engine)), Tone.WARN if engine.phases else Tone.BAD),
     ]
     if wide:
         outcomes = counts(engine.outcomes.items())
         row += [engine.url, "yes" if engine.pinned else "no", str(engine.incarnation), outcomes]
+    row.append(Say("; ".join(_why(engine)), Tone.WARN if engine.phases else Tone.BAD))
     return row
 
 

@@ -41,11 +41,11 @@ def summary(status: model.Status) -> Say:
     """The proxies in one sentence: how many there are, and which of them need a look."""
     connected = [proxy for proxy in status.proxies if proxy.connected]
     lost = [proxy for proxy in status.proxies if not proxy.connected]
-    trouble = [f"{proxy.name} refused placement {_refused(proxy)}" for proxy in connected if proxy.refused_version]
-    trouble += [
-        f"{proxy.name} is behind by {some(proxy.lag, 'version')}"
+    trouble = [
+        f"{proxy.name} is {some(proxy.lag, 'version')} behind"
+        + (f", refused version {_refused(proxy)}" if proxy.refused_version else "")
         for proxy in connected
-        if proxy.lag and not proxy.refused_version
+        if proxy.lag or proxy.refused_version
     ]
     trouble += [f"{proxy.name} lost, silent for {age(proxy.silent_s)}" for proxy in lost]
     placement = f"placement {status.control.epoch}.{status.control.version}"
@@ -59,9 +59,10 @@ def summary(status: model.Status) -> Say:
 
 def table(proxies: Sequence[model.Proxy], wide: bool) -> Table:
     """The proxies as `proxies` and `status -o wide` show them."""
-    columns = ["PROXY", "STATE", "PLACEMENT", "LAG", "SILENT", "LEGS", "REFUSED"]
+    columns = ["PROXY", "STATE", "PLACEMENT", "LAG", "SILENT", "LEGS"]
     if wide:
         columns += ["ADDRESS", "PID", "BOOT", "RESIDENT"]
+    columns.append("REFUSED")
     return Table(columns=columns, rows=[_row(proxy, wide) for proxy in proxies])
 
 
@@ -73,10 +74,10 @@ def _row(proxy: model.Proxy, wide: bool) -> list[Cell]:
         Say(str(proxy.lag), Tone.WARN if proxy.lag else Tone.NONE),
         age(proxy.silent_s),
         str(sum(proxy.resident.values())),
-        Say(_refused(proxy) if proxy.refused_version else "", Tone.BAD),
     ]
     if wide:
         row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items())]
+    row.append(Say(_refused(proxy) if proxy.refused_version else "", Tone.BAD))
     return row
 
 
