@@ -20,7 +20,7 @@ from narwhal.sim import faults as fault_table
 from narwhal.sim.engine import KILLED, Engine
 from narwhal.sim.faults import Fault
 from narwhal.sim.host import Host
-from narwhal.sim.options import LOAD_FAILURE_POLICIES, EngineOptions
+from narwhal.sim.options import HOME_HANDOFFS, LOAD_FAILURE_POLICIES, EngineOptions
 
 _DEFAULTS = EngineOptions()
 _Faults = list[tuple[str, Fault]]
@@ -65,6 +65,13 @@ def _number(name: str, help_text: str) -> Callable[[Any], Any]:
     multiple=True,
     metavar="[ID:]NAME[=VALUE][,KEY=VALUE…]",
     help="A fault from the start (`narwhal-sim faults` lists them); repeatable.",
+)
+@click.option(
+    "--home-handoffs",
+    type=click.Choice(HOME_HANDOFFS),
+    default=_DEFAULTS.home_handoffs,
+    show_default=True,
+    help="What becomes of a handoff that is sent to its own producer.",
 )
 @click.option(
     "--empty-short-handoffs", is_flag=True, help="Handoffs of prompts shorter than one KV block name no blocks."

@@ -1,7 +1,7 @@
 """One completion on a simulated engine, from the parsed body to the last byte."""
 
 import asyncio
-import secrets
+import random
 from typing import TYPE_CHECKING
 
 import orjson
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from narwhal.sim.engine import Engine
 
 _CORE_ERROR = error_event("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
+def _hex(bits: int) -> str:
+    """A name that nobody else has; no secret, so the system's random source, a system call, is not asked."""
+    return f"{random.getrandbits(bits):0{bits // 4}x}"
 
 
 class _CoreDies(Exception):
@@ -47,6 +52,13 @@ class Generation:
         self._request.on_disconnect = self._disconnected
         self._engine.live.add(self)
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ran)
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        """An error of the simulation itself is told and ends the request; it does not become a hang."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._engine.say(f"error in the simulation: {error!r}")
+            self.interrupt()
 
     # -- ends
 
@@ -114,7 +126,7 @@ class Generation:
             return self._refuse(error)
         if ask.stream:
             self._open_stream()
-        request_id = self._request.header(b"x-request-id") or secrets.token_hex(16)
+        request_id = self._request.header(b"x-request-id") or _hex(128)
         ident = ("chatcmpl-" if ask.chat else "cmpl-") + request_id
         mark = fingerprint(engine.options.version, ask.model)
         naming = Naming(ident=ident, created=int(engine.clock.wall()), fingerprint=mark)
@@ -173,8 +185,10 @@ class Generation:
         if self._record.phase is not RequestPhase.DECODE or ask.kv is None:
             return local, prefill_s
         await self._judge(ask, ask.kv)
-        if ask.kv["remote_engine_id"] == self._engine.engine_id:
-            return local, timing.step_s()  # from the prefix cache; the handoff stays pinned
+        if ask.kv["remote_engine_id"] == self._engine.engine_id:  # the handoff stays pinned either way
+            if self._engine.options.home_handoffs == "fail":
+                raise TransferFailed("the producer is this engine")
+            return local, timing.step_s()  # from the prefix cache
         try:
             pulled = await self._engine.transfers.pull(ask.kv)
         except TransferFailed:
@@ -210,7 +224,7 @@ class Generation:
             return None
         engine = self._engine
         issued: Handoff = engine.ledger.issue(
-            f"{ident}-{secrets.token_hex(4)}" if ask.chat else f"{ident}-0-{secrets.token_hex(4)}",
+            f"{ident}-{_hex(32)}" if ask.chat else f"{ident}-0-{_hex(32)}",
             request_id=request_id,
             engine_id=engine.engine_id,
             generation=engine.generation,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from narwhal.sim.text import MODEL
 
 LOAD_FAILURE_POLICIES = ("fail", "recompute")
+HOME_HANDOFFS = ("answer", "fail")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class EngineOptions:
     """Seconds after which a transfer from a host whose name does not resolve fails."""
     kv_load_failure_policy: str = "fail"
     """After a failed transfer: `fail` the request, or `recompute` the prompt here."""
+    home_handoffs: str = "answer"
+    """What becomes of a handoff sent to its own producer; engines have been seen to do either: `answer` from their
+    prefix cache, or `fail` as for a peer that cannot be reached. Its blocks stay pinned both ways."""
 
     keepalive_s: float = 5.0
     """Seconds after which an idle connection is closed."""
@@ -73,3 +77,5 @@ class EngineOptions:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.kv_load_failure_policy not in LOAD_FAILURE_POLICIES:
             raise ValueError(f"kv_load_failure_policy: must be fail or recompute, got {self.kv_load_failure_policy!r}")
+        if self.home_handoffs not in HOME_HANDOFFS:
+            raise ValueError(f"home_handoffs: must be answer or fail, got {self.home_handoffs!r}")

@@ -75,6 +75,7 @@ def test_jitter_varies_by_its_share_and_follows_the_seed() -> None:
         ({"jitter": 1.0}, "jitter: must be at least 0 and below 1"),
         ({"block_size": 0}, "block_size: must be at least 1"),
         ({"id": ""}, "id: must not be empty"),
+        ({"home_handoffs": "hope"}, "home_handoffs: must be answer or fail"),
         ({"kv_load_failure_policy": "hope"}, "kv_load_failure_policy: must be fail or recompute"),
     ],
 )

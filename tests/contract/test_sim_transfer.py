@@ -323,6 +323,13 @@ async def test_at_home_it_is_answered_and_the_blocks_stay_pinned() -> None:
         await producer.wait_for(lambda e: e.totals()["expired"] == 1)
 
 
+async def test_at_home_it_may_fail_too() -> None:
+    async with sim_engine(home_handoffs="fail") as producer:
+        assert failed(await decode(producer.url, prompt(), await prefill(producer.url, prompt())))
+        assert producer.totals()["open"] == 1
+        await serves(producer)
+
+
 async def test_a_pair_that_cannot_transfer_leaves_other_pairs_alone() -> None:
     async with sim_engines(options("p0"), options("p1"), options("d")) as (first, second, consumer):
         await consumer.set_fault("transfer-fails", peer="p0")
