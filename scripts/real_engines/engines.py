@@ -145,6 +145,9 @@ def launch(name: str, role: str, port: int, *, settings: Settings, run: Path = R
             start_new_session=True,
             cwd=HOME,
         )
+    # Where the kernel groups tasks by session, niceness counts only inside one: the group has its own.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(settings.niceness))
     ticks = start_ticks(process.pid)
     if ticks is None:
         raise EngineError(f"{name} ended at once; see {log}")
@@ -281,6 +284,8 @@ def main() -> None:
             kv_load_failure_policy=given.kv_load_failure_policy,
             max_model_len=given.max_model_len,
         )
+        # Asked to end while starting, it ends what it has started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("engines: asked to end"))
         try:
             engines, seconds = start(given.engines, settings=settings, run=run)
         except EngineError as error:

@@ -10,6 +10,7 @@ engines now do differently.
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -179,6 +180,12 @@ def say(text: str) -> None:
 
 def record(wanted: list[Situation], run: Path, into: Path) -> list[str]:
     """Runs the situations group by group; returns the names of those that could not be recorded."""
+    run.mkdir(parents=True, exist_ok=True)
+    lock = (run / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise engines.EngineError(f"another recorder is at work in {run}") from None
     bench = RealBench(run)
     failed = []
     spoiled: set[Who] = set(Who)
@@ -222,6 +229,8 @@ def main() -> None:
             print(f"{one.name}  {one.what}")
         return
     wanted = [one for one in ALL if not given.only or one.name in given.only]
+    # Asked to end, the engines are ended first: without this the signal would leave them behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("record: asked to end"))
     try:
         failed = record(wanted, given.run, given.into)
     except engines.EngineError as error:
