@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import CheckAnswered, EventKind, Record, Reloaded, StageFailure
+from narwhal.control.core.events import Answer, EventKind, Record, Reloaded, StageFailure
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import Handoff, HandoffError, Resume, aged, compare, from_document
 from narwhal.control.loop import ControlLoop
@@ -374,8 +374,8 @@ class Leader:
                 self._observer.record(_told(EventKind.CONTROL_FENCED, f"fenced: {reason}"))
             self._publisher.withdraw(reason)
 
-        def answered(event: CheckAnswered) -> None:
-            self._observer.checked(event)
+        def answered(event: Answer) -> None:
+            self._observer.answered(event)
             loop.post(event)
 
         probes = Probes(self.plan.probes, clock=self._clock, post=answered)
@@ -385,7 +385,7 @@ class Leader:
             store=self._store,
             clock=self._clock,
             publisher=self._publisher,
-            check=probes.start,
+            probe=probes.start,
             record=self._observer.record,
             fenced=fenced,
             writes=self.writes,

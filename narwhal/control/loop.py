@@ -18,7 +18,6 @@ from narwhal.control.core.events import (
     PassEnded,
     Record,
     Reported,
-    RunCheck,
     StageFailure,
     Woke,
 )
@@ -26,6 +25,7 @@ from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import to_document
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.control.core.view import FleetView
+from narwhal.control.probes import Request
 from narwhal.control.publisher import Publisher
 from narwhal.control.store.base import Lease, Store
 from narwhal.control.writer import HandoffWriter, Mark, NotLeading, Snapshot
@@ -49,17 +49,17 @@ class ControlLoop:
         store: Store,
         clock: Clock,
         publisher: Publisher,
-        check: Callable[[RunCheck], None],
+        probe: Callable[[Request], None],
         record: Callable[[Record], None],
         fenced: Callable[[str], None],
         writes: Counter[str],
     ) -> None:
-        """`check` starts a check, `record` tells people, `fenced` hears once why the term is over. `writes` counts
-        writes of the handoff by result."""
+        """`probe` starts a check or a probe, `record` tells people, `fenced` hears once why the term is over. `writes`
+        counts writes of the handoff by result."""
         self._fleet = fleet
         self._clock = clock
         self._publisher = publisher
-        self._check = check
+        self._probe = probe
         self._record = record
         self._fenced = fenced
         self._inbox: deque[Input] = deque()
@@ -214,8 +214,8 @@ class ControlLoop:
             match effect:
                 case Record():
                     self._record(effect)
-                case RunCheck():
-                    self._check(effect)
+                case _:
+                    self._probe(effect)
 
     def _mark(self) -> Mark:
         return Mark(decisions=self._fleet.revision, counters=self._fleet.counters_revision)

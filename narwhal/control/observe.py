@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import CheckAnswered, EventKind, Record
-from narwhal.vocabulary import Verdict
+from narwhal.control.core.events import Answer, CheckAnswered, EventKind, HealthAnswered, Record
+from narwhal.vocabulary import Outcome, Verdict
 
 # Kinds that an operator may have to act on; everything else is information.
 _WARNINGS = frozenset(
@@ -61,12 +61,16 @@ class Observer:
         news.set()
         write_log(record)
 
-    def checked(self, answer: CheckAnswered) -> None:
-        """Counts the answer of a check. Every one, though only a change of it is told."""
-        result = answer.result.verdict
-        self.count("probes_total", answer.engine, answer.check, result)
-        if result in (Verdict.FAIL, Verdict.INCONCLUSIVE):
-            self.count("readmissions_total", answer.engine, result, answer.check)
+    def answered(self, answer: Answer) -> None:
+        """Counts an answer of an engine. Every one, though only a change of it is told."""
+        match answer:
+            case CheckAnswered():
+                result = answer.result.verdict
+                self.count("probes_total", answer.engine, answer.check, result)
+                if result in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+                    self.count("readmissions_total", answer.engine, result, answer.check)
+            case HealthAnswered():
+                self.count("probes_total", answer.engine, "health probe", _verdict(answer.outcome))
 
     def count(self, name: str, *labels: str) -> None:
         """Adds one to a counter. The first label is the engine."""
@@ -115,6 +119,12 @@ class Observer:
                         await news.wait()
                 except TimeoutError:
                     return
+
+
+def _verdict(outcome: Outcome | None) -> Verdict:
+    if outcome is None:
+        return Verdict.PASS
+    return Verdict.INCONCLUSIVE if outcome is Outcome.LOCAL else Verdict.FAIL
 
 
 def write_log(record: Record) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from narwhal.config import FleetConfig
 from narwhal.control.core.settings import CoreSettings, EngineSpec
-from narwhal.control.probes import ProbeSettings
+from narwhal.control.engine_client import ProbeSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,8 +150,7 @@ class PlacementService:
             self._publisher.leave(subscriber)
             if gone and not subscriber.replaced:
                 self._post(ProxyLost(proxy=hello.proxy, reason=gone, stream=hello.stream))
-        code = grpc.StatusCode.ABORTED if subscriber.replaced else grpc.StatusCode.UNAVAILABLE
-        await context.abort(code, subscriber.ended)
+        await _close(subscriber, context)
 
     async def _listen(self, subscriber: Subscriber, hello: ProxyConnected, context: Context) -> bool:
         """Takes what the proxy says. True when it said goodbye, False when it only stopped."""
@@ -215,7 +214,7 @@ class PlacementService:
             await _pump(subscriber, context, until=None)
         finally:
             self._publisher.leave(subscriber)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, subscriber.ended)
+        await _close(subscriber, context)
 
 
 def _key(message: placement_pb2.ProxyIdentity) -> ProxyKey:
@@ -246,15 +245,26 @@ async def _pump(subscriber: Subscriber, context: Context, *, until: "asyncio.Tas
             subscriber.end(str(error))
         if subscriber.ended:
             await asyncio.wait({sending}, timeout=FAREWELL_S)
-        if sending.done() and isinstance(sending.exception(), TimeoutError):
+        if not sending.done() or isinstance(sending.exception(), TimeoutError):
             subscriber.end(f"read nothing for {SILENCE_S:g} s")
-        elif sending.done() and not subscriber.ended:
+        elif not subscriber.ended:
             sending.result()
         if until is not None and until.done():
             until.result()
     finally:
         await _end(sending)
         await _end(ended)
+
+
+async def _close(subscriber: Subscriber, context: Context) -> NoReturn:
+    """Ends the call of a subscriber that was ended.
+
+    To a peer that does not read, the status waits behind the one message that it has not taken, until its connection
+    ends: the library lets a server reset no call.
+    """
+    code = grpc.StatusCode.ABORTED if subscriber.replaced else grpc.StatusCode.UNAVAILABLE
+    await context.abort(code, subscriber.ended)
+    raise AssertionError("abort returned")
 
 
 async def _end(task: "asyncio.Task[Any]") -> None:

@@ -21,6 +21,7 @@ from narwhal.control.store.base import LeaseLost, StoreError
 from narwhal.control.store.file import FileStore
 from narwhal.control.store.thread import BlockingThread
 
+SYSTEM: Any = atomic  # whose system calls are made to fail
 OLD = b'{"old": true}'
 NEW = b'{"new": "' + b"x" * 200_000 + b'"}'
 
@@ -42,7 +43,7 @@ def test_a_write_that_fails_leaves_the_old_document_and_no_temporary_file(
 ) -> None:
     target = tmp_path / "handoff.json"
     replace_file(target, OLD)
-    module: Any = atomic.fcntl if step == "flock" else atomic.os
+    module: Any = SYSTEM.fcntl if step == "flock" else SYSTEM.os
 
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -75,7 +76,7 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_the_old_document(tmp_path: Pa
 @pytest.mark.rule("S3")
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
-    monkeypatch.setattr(atomic.os, "write", lambda fd, data: real(fd, bytes(data[:1000])))
+    monkeypatch.setattr(SYSTEM.os, "write", lambda fd, data: real(fd, bytes(data[:1000])))
     replace_file(tmp_path / "handoff.json", NEW)
     assert (tmp_path / "handoff.json").read_bytes() == NEW
 
@@ -95,8 +96,8 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
         calls.append("rename")
         rename(source, target)
 
-    monkeypatch.setattr(atomic.os, "fsync", noted_fsync)
-    monkeypatch.setattr(atomic.os, "rename", noted_rename)
+    monkeypatch.setattr(SYSTEM.os, "fsync", noted_fsync)
+    monkeypatch.setattr(SYSTEM.os, "rename", noted_rename)
     replace_file(tmp_path / "handoff.json", NEW)
     assert calls == ["fsync .tmp-", "rename", f"fsync {tmp_path.name[:5]}"]
 
@@ -121,7 +122,7 @@ def killing(real):
     return call
 
 os_write = os.write
-for module, names in ((atomic.os, ["open", "fstat", "write", "fsync", "rename", "close"]), (atomic.fcntl, ["flock"])):
+for module, names in ((SYSTEM.os, ["open", "fstat", "write", "fsync", "rename", "close"]), (atomic.fcntl, ["flock"])):
     for name in names:
         setattr(module, name, killing(getattr(module, name)))
 atomic.replace_file(target, b'{"new": "' + b"x" * 200_000 + b'"}')
@@ -188,7 +189,7 @@ def test_a_sweeper_between_creating_and_locking_costs_the_writer_one_more_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = atomic._locked
-    sweeps = []
+    sweeps: list[list[str]] = []
 
     def swept_first(descriptor: int) -> bool:
         if not sweeps:
@@ -234,7 +235,7 @@ async def test_a_full_disk_is_said_and_the_next_write_works(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "write", full)
+        patch.setattr(SYSTEM.os, "write", full)
         words = await failure(store, lambda: store.save(lease, NEW))
     assert words == f"cannot write {tmp_path}: No space left on device"
     assert await store.load() == OLD
@@ -271,7 +272,7 @@ async def test_the_lease_is_lost_with_its_lock_file(tmp_path: Path) -> None:
 
 @pytest.mark.rule("S5")
 async def test_the_kernel_frees_the_lease_of_a_killed_process(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
+    holder = subprocess.Popen(  # noqa: ASYNC220 - starting it does not block
         [
             sys.executable,
             "-c",
@@ -320,7 +321,7 @@ async def test_a_failed_move_to_a_higher_epoch_keeps_the_lease(tmp_path: Path, m
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "fsync", fail)
+        patch.setattr(SYSTEM.os, "fsync", fail)
         await failure(store, lambda: store.acquire("a", "h:1", above=5))
     assert lease.may_act(0.0)
     await store.save(lease, OLD)
@@ -335,9 +336,9 @@ async def test_the_newest_documents_that_were_set_aside_are_kept(tmp_path: Path)
         lease = await store.acquire("a", "h:1")
         assert lease is not None
         kept.append(await store.set_aside(lease, f"document {number}".encode()))
-    assert sorted(str(p) for p in tmp_path.glob("*.aside.json")) == kept[-5:]
-    assert Path(kept[-1]).read_bytes() == b"document 6"
     await store.close()
+    assert sorted(str(tmp_path / name) for name in files(tmp_path) if ".aside." in name) == kept[-5:]
+    assert (tmp_path / kept[-1]).read_bytes() == b"document 6"
 
 
 async def test_a_wiped_directory_is_made_again(tmp_path: Path) -> None:

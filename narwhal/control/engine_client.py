@@ -1,0 +1,141 @@
+"""HTTP to engines over the connections reserved for control (spec V1), and what a missing answer means.
+
+The one place where the client library's errors become outcomes. A full data pool, or a hundred requests that hang,
+delay nothing else: each waits for a seat of its own for a bounded time.
+"""
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from narwhal.vocabulary import Outcome
+
+LARGEST_ANSWER = 4_194_304  # bytes; an engine's metrics are the largest thing read whole, some hundred kilobytes
+
+# What went wrong on this side of the connection says nothing about the engine (spec F5, L3).
+_OWN_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_OWN_RESOLVER = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM})
+_ERRNOS = {
+    errno.ECONNREFUSED: (Outcome.REFUSED, "connection refused"),
+    errno.ECONNRESET: (Outcome.RESET, "connection reset"),
+    errno.ECONNABORTED: (Outcome.RESET, "connection reset"),
+    errno.EPIPE: (Outcome.RESET, "connection reset"),
+    errno.ETIMEDOUT: (Outcome.CONNECT_TIMEOUT, "connecting timed out"),
+    errno.EHOSTUNREACH: (Outcome.UNREACHABLE, "host unreachable"),
+    errno.ENETUNREACH: (Outcome.UNREACHABLE, "network unreachable"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """What requests to engines depend on. Seconds."""
+
+    connections: int
+    connect_timeout_s: float
+    pool_timeout_s: float
+    keepalive_s: float
+    api_key: str = ""
+
+
+class NoAnswer(Exception):
+    """The engine gave no whole answer. `outcome` is LOCAL when nothing was learnt about the engine."""
+
+    def __init__(self, outcome: Outcome, words: str) -> None:
+        super().__init__(words)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An HTTP answer, read to its end."""
+
+    status: int
+    body: bytes
+
+
+class EngineClient:
+    """The reserved pool, and requests over it."""
+
+    def __init__(self, settings: ProbeSettings) -> None:
+        self.settings = settings
+        # Waiting for a connection is bounded apart from what is done with it, so the seats are counted here.
+        self._seats = asyncio.Semaphore(settings.connections)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keepalive_s),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s),
+        )
+
+    @asynccontextmanager
+    async def seat(self, what: str) -> AsyncIterator[aiohttp.ClientSession]:
+        """One reserved connection. Raises NoAnswer (LOCAL) when none is free in time."""
+        wait_s = self.settings.pool_timeout_s
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._seats.acquire()
+        except TimeoutError:
+            raise NoAnswer(Outcome.LOCAL, f"{what}: no control connection within {wait_s:g} s") from None
+        try:
+            yield self._session
+        finally:
+            self._seats.release()
+
+    async def get(self, base: str, path: str, *, timeout_s: float) -> Answer:
+        """GET `path` of the engine at `base`. Raises NoAnswer."""
+        what = f"GET {path}"
+        async with self.seat(what) as session:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    async with session.get(base.rstrip("/") + path, allow_redirects=False) as response:
+                        return Answer(status=response.status, body=await _bounded(response, what))
+            except (aiohttp.ClientError, OSError) as error:  # time-outs are OSErrors
+                raise self.told(what, error, timeout_s) from error
+
+    async def close(self) -> None:
+        """Drops every connection."""
+        await self._session.close()
+
+    def told(self, what: str, error: Exception, timeout_s: float) -> NoAnswer:
+        """A client library's error as ours, in words that name no address."""
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            bound = self.settings.connect_timeout_s
+            return NoAnswer(Outcome.CONNECT_TIMEOUT, f"{what}: no connection within {bound:g} s")
+        if isinstance(error, TimeoutError):
+            return NoAnswer(Outcome.READ_TIMEOUT, f"{what}: no answer within {timeout_s:g} s")
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        code = cause.errno if isinstance(cause, OSError) else None
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            if code in _OWN_RESOLVER:
+                return NoAnswer(Outcome.LOCAL, f"{what}: our resolver does not answer")
+            return NoAnswer(Outcome.UNREACHABLE, f"{what}: the name does not resolve")
+        if code in _OWN_ERRNOS:
+            return NoAnswer(Outcome.LOCAL, f"{what}: {errno.errorcode.get(code or 0)} on our side")
+        outcome, words = _ERRNOS.get(code or 0) or _by_class(error)
+        return NoAnswer(outcome, f"{what}: {words}")
+
+
+def _by_class(error: Exception) -> tuple[Outcome, str]:
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Outcome.TLS_FAILED, "TLS failed"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return Outcome.ANSWER_CUT, "the answer was cut short"
+    if isinstance(error, aiohttp.ClientConnectionError):
+        return Outcome.RESET, "connection closed without an answer"
+    # What is not HTTP ends like a connection that was closed: no answer began.
+    return Outcome.RESET, f"not an HTTP answer ({type(error).__name__})"
+
+
+async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > LARGEST_ANSWER:
+            raise NoAnswer(Outcome.ANSWER_CUT, f"{what} answered more than {LARGEST_ANSWER} bytes")
+    return bytes(body)
