@@ -18,8 +18,8 @@ import structlog
 from narwhal._pb import outcome_pb2, outcome_pb2_grpc
 from narwhal.clock import Clock
 from narwhal.proxy.backlog import Backlog
+from narwhal.proxy.link import SILENCE_S, Lead
 from narwhal.proxy.pace import RETRY_CAP_S, backoff_s
-from narwhal.proxy.view import SILENCE_S, Lead
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 from narwhal.wire import batch_to_wire
@@ -150,7 +150,10 @@ class OutcomeReporter:
         while True:
             ack = await call.read()
             if not isinstance(ack, outcome_pb2.ReportAck):
-                return f"{(await call.code()).name.lower().replace('_', ' ')}: {await call.details()}"
+                code = await call.code()
+                if code is grpc.StatusCode.OK:
+                    return ""  # control ends streams that say nothing for long
+                return f"{code.name.lower().replace('_', ' ')}: {await call.details()}"
             full = len(self.backlog.sent) >= WINDOW
             try:
                 self.backlog.acknowledge(ack.sequence)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -12,14 +12,17 @@ from narwhal.reports import Batch
 from narwhal.vocabulary import Phase
 from narwhal.wire import batch_from_wire, snapshot_to_wire
 
-WAIT_S = 10.0
+WAIT_S = 60.0  # a bound, not a pace: shared machines stop a process for tens of seconds now and then
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
     """Wait until `condition` holds; fail when it does not in time."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():  # noqa: ASYNC110  what is waited for has no event
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {WAIT_S:g} s: {what or condition}") from None
 
 
 def dial(address: str) -> grpc.aio.Channel:
@@ -106,6 +109,7 @@ class FakeControl(placement_pb2_grpc.PlacementServiceServicer, outcome_pb2_grpc.
         self.report_streams: list[list[Batch]] = []
         self.stored = 0  # highest sequence acknowledged
         self.acknowledging = True
+        self.ending = asyncio.Event()  # set: the report streams that are open end well, once
         self.cut_after = 0  # end a report stream after so many batches, 0 for never
         self.address = ""
         self._server: grpc.aio.Server | None = None
@@ -137,7 +141,7 @@ class FakeControl(placement_pb2_grpc.PlacementServiceServicer, outcome_pb2_grpc.
     def newest(self) -> Stream:
         return self.streams[-1]
 
-    async def StreamPlacement(  # type: ignore[override]
+    async def StreamPlacement(
         self, request_iterator: AsyncIterator[placement_pb2.ProxyMessage], context: Any
     ) -> AsyncIterator[placement_pb2.PlacementMessage]:
         stream = Stream()
@@ -162,12 +166,16 @@ class FakeControl(placement_pb2_grpc.PlacementServiceServicer, outcome_pb2_grpc.
                 stream.end()
         stream.end()
 
-    async def ReportOutcomes(  # type: ignore[override]
+    def WatchPlacement(self, request: object, context: object) -> NoReturn:
+        raise NotImplementedError("proxies do not watch")
+
+    async def ReportOutcomes(
         self, request_iterator: AsyncIterator[outcome_pb2.ReportBatch], context: Any
     ) -> AsyncIterator[outcome_pb2.ReportAck]:
         seen: list[Batch] = []
         self.report_streams.append(seen)
-        async for message in request_iterator:
+        reading = aiter(request_iterator)
+        while (message := await self._next_report(reading)) is not None:
             batch = batch_from_wire(message)
             seen.append(batch)
             self.batches.append(batch)
@@ -176,3 +184,17 @@ class FakeControl(placement_pb2_grpc.PlacementServiceServicer, outcome_pb2_grpc.
             if self.acknowledging:
                 self.stored = max(self.stored, batch.sequence)
                 yield outcome_pb2.ReportAck(sequence=self.stored)
+
+    async def _next_report(self, reading: AsyncIterator[outcome_pb2.ReportBatch]) -> outcome_pb2.ReportBatch | None:
+        """The next batch; None when the proxy has ended, or the test wants this stream to end."""
+        message = asyncio.ensure_future(anext(reading, None))
+        ending = asyncio.ensure_future(self.ending.wait())
+        try:
+            await asyncio.wait({message, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if message.done():
+                return message.result()
+            self.ending.clear()
+            return None
+        finally:
+            message.cancel()
+            ending.cancel()
