@@ -145,15 +145,18 @@ class Dates:
 class Client:
     """One request's way back: what is known of the client, and writing to it."""
 
-    __slots__ = ("_date", "connection", "http11", "keep_alive", "request_id", "status", "traceparent")
+    __slots__ = ("_date", "connection", "http11", "id_line", "keep_alive", "request_id", "status", "task", "trace_line")
 
     def __init__(self, request: web.BaseRequest, dates: Dates, made_id: str) -> None:
         headers = request.headers
         given = headers.get("X-Request-Id")
         self.request_id = given if given is not None and REQUEST_ID.fullmatch(given) else made_id
         parent = headers.get("traceparent")
-        self.traceparent = parent if parent is not None and TRACEPARENT.fullmatch(parent) else ""
+        self.id_line = b"X-Request-Id: " + self.request_id.encode()  # without its end
+        traced = parent is not None and TRACEPARENT.fullmatch(parent)
+        self.trace_line = f"traceparent: {parent}\r\n".encode() if traced else b""
         self.connection: Any = request.protocol
+        self.task = request.task  # that of the connection; cancelling it cancels the request that runs on it
         self.keep_alive = request.keep_alive
         self.http11 = request.version >= (1, 1)
         self.status = 0  # what was sent, 0 before
@@ -202,7 +205,7 @@ class Client:
             connection = b"Connection: close\r\n"
         else:
             connection = b"" if self.http11 else b"Connection: keep-alive\r\n"
-        return b"X-Request-Id: %b\r\n%b%b\r\n" % (self.request_id.encode(), self._date, connection)
+        return b"%b\r\n%b%b\r\n" % (self.id_line, self._date, connection)
 
     def written(self) -> web.StreamResponse:
         """What the handler returns to aiohttp."""

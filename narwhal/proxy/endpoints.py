@@ -49,6 +49,13 @@ def refused(condition: Refusal | Fault, **words: Any) -> Refused:
     return Refused(reply(condition, **words))
 
 
+def _uncancel() -> None:
+    """The running task goes on after all."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
 class DataPath:
     """One worker's data path. Build it on the running loop; `start` it, serve by `handler`, `stop` it."""
 
@@ -91,7 +98,7 @@ class DataPath:
         self._dates = Dates(clock)
         self._created = int(clock.wall())
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
-        self._running: dict[asyncio.Task[Any], Relay | None] = {}
+        self._running: dict[Client, Relay | None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -128,9 +135,9 @@ class DataPath:
                 await self._idle.wait()
         except TimeoutError:
             self._cutting = True
-            for task, relay in list(self._running.items()):
+            for client, relay in list(self._running.items()):
                 if relay is None or not relay.cut():
-                    task.cancel()
+                    client.task.cancel()
             await self._idle.wait()  # nothing that was cut waits for anything
         self.handler.pre_shutdown()
         for connection in self.handler.connections:
@@ -198,10 +205,7 @@ class DataPath:
         """One completion, from its body to its counters."""
         arrived_at = self._clock.monotonic()
         due = arrived_at + self.feed.settings.serving.request_timeout_s
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a request outside of a task")
-        self._running[task] = None
+        self._running[client] = None
         self._idle.clear()
         result, retries = RequestResult.REJECTED, 0
         try:
@@ -209,7 +213,7 @@ class DataPath:
             self._admit(asked)
             await self._seat(due)
             try:
-                relay = self._running[task] = Relay(self._shared, client, asked, due, arrived_at)
+                relay = self._running[client] = Relay(self._shared, client, asked, due, arrived_at)
                 await relay.run()
                 retries, result = relay.retries, self._judge(relay)
             finally:
@@ -222,7 +226,7 @@ class DataPath:
             result = RequestResult.CANCELLED
             if not self._cutting or client.transport is None:
                 raise
-            task.uncancel()
+            _uncancel()
             if client.status:  # all was said, but the client did not read it
                 client.transport.abort()
             else:
@@ -234,7 +238,7 @@ class DataPath:
             result = RequestResult.FAILED
             self._crashed(client)
         finally:
-            del self._running[task]
+            del self._running[client]
             if not self._running:
                 self._idle.set()
             code = str(client.status) if client.status else CLIENT_LEFT

@@ -30,6 +30,7 @@ from narwhal.proxy.stream import StreamRelay
 from narwhal.reports import LegFailure, Run
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
+PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
 RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 
 _OK = 200
@@ -85,6 +86,25 @@ class _Leg(NamedTuple):
 
 class Relay:
     """One admitted request. `run` ends it exactly once; then `fault` says what became of it."""
+
+    __slots__ = (
+        "_answer",
+        "_arrived_at",
+        "_attempt",
+        "_client",
+        "_connection",
+        "_cut",
+        "_due",
+        "_first_pull",
+        "_first_token_at",
+        "_handoff",
+        "_producer",
+        "_request",
+        "_settings",
+        "_shared",
+        "_stream",
+        "fault",
+    )
 
     def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
         """`due`: the request's deadline. Both instants are monotonic seconds."""
@@ -310,12 +330,12 @@ class Relay:
             answer_head = self._client.stream_head()
             stream = self._stream = StreamRelay(connection, self, transport, answer_head, chunked=self._client.http11)
         head = shared.legs.head(url, self._request.route.value, self._settings.engine.api_key)
-        head = b"%bX-Request-Id: %b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
+        head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
             head,
-            self._client.request_id.encode(),
+            self._client.id_line,
             step.attempt,
-            leg.phase.value.encode(),
-            b"traceparent: %b\r\n" % self._client.traceparent.encode() if self._client.traceparent else b"",
+            PHASE_NAMES[leg.phase],
+            self._client.trace_line,
             len(body),
         )
         try:

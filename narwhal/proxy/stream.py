@@ -75,13 +75,22 @@ class StreamRelay:
 
     # --- from the engine ---
 
-    def feed(self, data: bytes) -> None:
-        """A piece of the stream."""
-        # What nearly every piece is: one whole event after the first token, no error, not the marker.
-        if self._fast and data.startswith(_FAST_START) and data.find(_END) == len(data) - 2 and _ERROR_KEY not in data:
+    def feed_chunk(self, data: bytes, start: int) -> bool:
+        """One whole chunk, framing included. Nearly every one is a single event after the first token, neither an error
+        nor the marker: it goes on as it is. False: it is something else, and comes again by `feed`."""
+        if (
+            self._fast
+            and data.startswith(_FAST_START, start)
+            and data.find(_END, start) == len(data) - 4
+            and _ERROR_KEY not in data
+        ):
             self.events += 1
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-            return
+            self._transport.write(data)
+            return True
+        return False
+
+    def feed(self, data: bytes) -> None:
+        """A piece of the stream, cut anywhere."""
         if not self.ended:
             self._scan(self._tail + data if self._tail else data)
 
@@ -108,7 +117,7 @@ class StreamRelay:
                 self._end(Outcome.STREAM_MALFORMED, "not an event", abort=True)
                 return
             if event is Event.MARKER or event is Event.ERROR:
-                self._last(event, buffer[:end])
+                self._last(event, buffer[:end], at)
                 return
             if event is Event.TOKEN and not self.started:
                 self.started = True
@@ -118,17 +127,17 @@ class StreamRelay:
         self._pass_on(buffer[:at])
         self._tail = buffer[at:]
         self._scanned = len(self._tail)
-        self._fast = self.started and not self._tail
+        self._fast = self._chunked and self.started and not self._tail
         if len(self._tail) + len(self._held) > MAX_EVENT_BYTES:
             self._end(Outcome.STREAM_MALFORMED, f"more than {MAX_EVENT_BYTES} bytes without an end", abort=True)
 
-    def _last(self, event: Event, data: bytes) -> None:
-        """The marker or an error event; `data` goes up to its end."""
+    def _last(self, event: Event, data: bytes, start: int) -> None:
+        """The marker or an error event, which begins at `start` and ends with `data`."""
         if event is Event.ERROR:
             if self.started:
                 self.error_passed = True
                 self._pass_on(data)
-            self._end(Outcome.ERROR_EVENT, f"an error event: {data[-_SHOWN_BYTES:]!r}", abort=True)
+            self._end(Outcome.ERROR_EVENT, f"an error event: {data[start : start + _SHOWN_BYTES]!r}", abort=True)
         elif not self.started:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "its terminal marker came before any token", abort=True)
         else:

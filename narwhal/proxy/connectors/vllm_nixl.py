@@ -111,7 +111,7 @@ def check_descriptor(descriptor: dict[str, Any]) -> None:
     if not isinstance(groups, list):
         raise HandoffUnusable("remote_block_ids is not a list")
     for group in groups:
-        if not isinstance(group, list) or not all(type(block) is int and block >= 0 for block in group):
+        if not isinstance(group, list) or (group and (set(map(type, group)) != {int} or min(group) < 0)):
             raise HandoffUnusable("remote_block_ids is not made of lists of non-negative integers")
 
 

@@ -1,0 +1,70 @@
+"""One worker's data path with everything on but a control plane: `worker.py PORT PREFILL_PORT DECODE_PORT`.
+
+Placement, admission, deadlines, metrics and the merging of outcomes are the product's; the feed stands still.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+
+import uvloop
+
+from narwhal.clock import RealClock
+from narwhal.config import ProxySettings
+from narwhal.placement import EngineEntry, Placement
+from narwhal.proxy.connectors.vllm_nixl import VllmNixl
+from narwhal.proxy.endpoints import DataPath
+from narwhal.reports import Run
+from narwhal.vocabulary import Outcome, Phase, RequestResult
+
+PORT, PREFILL, DECODE = (int(argument) for argument in sys.argv[1:4])
+
+
+class Feed:
+    """A fleet of two engines that never changes."""
+
+    def __init__(self) -> None:
+        engines = {
+            role.value: EngineEntry(
+                id=role.value, url=f"http://127.0.0.1:{port}", role=role, phases=frozenset({role}), incarnation=1
+            )
+            for role, port in ((Phase.PREFILL, PREFILL), (Phase.DECODE, DECODE))
+        }
+        self.placement: Placement | None = Placement(epoch=1, version=1, engines=engines)
+        self.settings = ProxySettings(name="bench", model="bench")
+        self.load: Mapping[str, int] = {}
+
+    def not_ready(self) -> str:
+        return ""
+
+
+class Counts:
+    """Merges outcomes as a reporter does while control is away."""
+
+    def __init__(self) -> None:
+        self.legs: dict[tuple[str, Phase, int, Outcome], int] = {}
+        self.requests: dict[RequestResult, int] = {}
+
+    def success(self, engine: str, phase: Phase, incarnation: int, outcome: Outcome) -> None:
+        key = (engine, phase, incarnation, outcome)
+        self.legs[key] = self.legs.get(key, 0) + 1
+
+    neutral = success
+
+    def failure(self, run: Run) -> None:
+        print(run, file=sys.stderr, flush=True)
+
+    def request(self, result: RequestResult, retries: int) -> None:
+        self.requests[result] = self.requests.get(result, 0) + 1
+
+
+async def main() -> None:
+    """Serve until killed."""
+    data = DataPath(Feed(), Counts(), RealClock(), VllmNixl())
+    data.start()
+    await asyncio.get_running_loop().create_server(data.handler, "127.0.0.1", PORT, backlog=1024)
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+uvloop.run(main())
