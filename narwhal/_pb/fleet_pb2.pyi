@@ -39,8 +39,56 @@ class CheckStatus(_message.Message):
     latency_s: float
     def __init__(self, check: _Optional[str] = ..., verdict: _Optional[str] = ..., detail: _Optional[str] = ..., age_s: _Optional[float] = ..., latency_s: _Optional[float] = ...) -> None: ...
 
+class EvidenceStatus(_message.Message):
+    __slots__ = ("failure_class", "streak", "limit", "total", "last")
+    FAILURE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    STREAK_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    failure_class: str
+    streak: int
+    limit: int
+    total: int
+    last: FailureStatus
+    def __init__(self, failure_class: _Optional[str] = ..., streak: _Optional[int] = ..., limit: _Optional[int] = ..., total: _Optional[int] = ..., last: _Optional[_Union[FailureStatus, _Mapping]] = ...) -> None: ...
+
+class FailureStatus(_message.Message):
+    __slots__ = ("words", "outcome", "status", "detail", "phase", "proxy", "producer_id", "request_id", "age_s")
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    words: str
+    outcome: str
+    status: int
+    detail: str
+    phase: _placement_pb2.Phase
+    proxy: str
+    producer_id: str
+    request_id: str
+    age_s: float
+    def __init__(self, words: _Optional[str] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., phase: _Optional[_Union[_placement_pb2.Phase, str]] = ..., proxy: _Optional[str] = ..., producer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class HealthStatus(_message.Message):
+    __slots__ = ("detail", "outcome", "latency_s", "age_s")
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    outcome: str
+    latency_s: float
+    age_s: float
+    def __init__(self, detail: _Optional[str] = ..., outcome: _Optional[str] = ..., latency_s: _Optional[float] = ..., age_s: _Optional[float] = ...) -> None: ...
+
 class EngineStatus(_message.Message):
-    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight")
+    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight", "evidence", "producer_ids", "misses", "suspicion", "gate_in_s", "health")
     class StreaksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +115,12 @@ class EngineStatus(_message.Message):
     STREAKS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_IDS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    GATE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     id: str
     url: str
     role: _placement_pb2.Phase
@@ -79,7 +133,13 @@ class EngineStatus(_message.Message):
     streaks: _containers.ScalarMap[str, int]
     outcomes: _containers.ScalarMap[str, int]
     inflight: int
-    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ...) -> None: ...
+    evidence: _containers.RepeatedCompositeFieldContainer[EvidenceStatus]
+    producer_ids: _containers.RepeatedScalarFieldContainer[str]
+    misses: int
+    suspicion: str
+    gate_in_s: float
+    health: _containers.RepeatedCompositeFieldContainer[HealthStatus]
+    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[EvidenceStatus, _Mapping]]] = ..., producer_ids: _Optional[_Iterable[str]] = ..., misses: _Optional[int] = ..., suspicion: _Optional[str] = ..., gate_in_s: _Optional[float] = ..., health: _Optional[_Iterable[_Union[HealthStatus, _Mapping]]] = ...) -> None: ...
 
 class MonitorStatus(_message.Message):
     __slots__ = ("failure_streak", "degraded", "errors", "passes")
@@ -154,7 +214,7 @@ class ListProxiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProxyStatus(_message.Message):
-    __slots__ = ("proxy", "address", "pid", "connected", "acked_epoch", "acked_version", "lag", "refused_version", "refused_reason", "silent_s", "resident")
+    __slots__ = ("proxy", "address", "pid", "connected", "acked_epoch", "acked_version", "lag", "refused_version", "refused_reason", "silent_s", "resident", "refused_epoch", "suspect")
     PROXY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +226,8 @@ class ProxyStatus(_message.Message):
     REFUSED_REASON_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
     proxy: _placement_pb2.ProxyIdentity
     address: str
     pid: int
@@ -177,7 +239,9 @@ class ProxyStatus(_message.Message):
     refused_reason: str
     silent_s: float
     resident: _containers.RepeatedCompositeFieldContainer[_placement_pb2.Residency]
-    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., connected: _Optional[bool] = ..., acked_epoch: _Optional[int] = ..., acked_version: _Optional[int] = ..., lag: _Optional[int] = ..., refused_version: _Optional[int] = ..., refused_reason: _Optional[str] = ..., silent_s: _Optional[float] = ..., resident: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ...) -> None: ...
+    refused_epoch: int
+    suspect: str
+    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., connected: _Optional[bool] = ..., acked_epoch: _Optional[int] = ..., acked_version: _Optional[int] = ..., lag: _Optional[int] = ..., refused_version: _Optional[int] = ..., refused_reason: _Optional[str] = ..., silent_s: _Optional[float] = ..., resident: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ..., refused_epoch: _Optional[int] = ..., suspect: _Optional[str] = ...) -> None: ...
 
 class ListProxiesResponse(_message.Message):
     __slots__ = ("proxies",)
@@ -229,3 +293,59 @@ class StateHandoff(_message.Message):
     document: bytes
     epoch: int
     def __init__(self, document: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ExplainEngineRequest(_message.Message):
+    __slots__ = ("engine_id",)
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    def __init__(self, engine_id: _Optional[str] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("engine", "lines", "history")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    engine: EngineStatus
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    def __init__(self, engine: _Optional[_Union[EngineStatus, _Mapping]] = ..., lines: _Optional[_Iterable[str]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+
+class HistoryEntry(_message.Message):
+    __slots__ = ("age_s", "message")
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    age_s: float
+    message: str
+    def __init__(self, age_s: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+
+class EjectEngineRequest(_message.Message):
+    __slots__ = ("engine_id", "reason", "dry_run")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    reason: str
+    dry_run: bool
+    def __init__(self, engine_id: _Optional[str] = ..., reason: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class EjectEngineResponse(_message.Message):
+    __slots__ = ("told",)
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    told: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, told: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ProbeEngineRequest(_message.Message):
+    __slots__ = ("engine_id", "dry_run")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    dry_run: bool
+    def __init__(self, engine_id: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class ProbeEngineResponse(_message.Message):
+    __slots__ = ("verdict", "told")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    verdict: str
+    told: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, verdict: _Optional[str] = ..., told: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -55,6 +55,21 @@ class FleetServiceStub:
                 request_serializer=narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.SerializeToString,
                 response_deserializer=narwhal_dot_v1_dot_fleet__pb2.StateHandoff.FromString,
                 _registered_method=True)
+        self.ExplainEngine = channel.unary_unary(
+                '/narwhal.v1.FleetService/ExplainEngine',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.ExplainEngineRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.Explanation.FromString,
+                _registered_method=True)
+        self.EjectEngine = channel.unary_unary(
+                '/narwhal.v1.FleetService/EjectEngine',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.EjectEngineRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.EjectEngineResponse.FromString,
+                _registered_method=True)
+        self.ProbeEngine = channel.unary_unary(
+                '/narwhal.v1.FleetService/ProbeEngine',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -90,6 +105,31 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainEngine(self, request, context):
+        """Why one engine is, or is not, eligible. NOT_FOUND for an unknown engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EjectEngine(self, request, context):
+        """Takes an engine out of placement; answered once that is stored. It comes back by itself when its gate passes.
+        NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is not in service; then nothing was changed.
+        UNAVAILABLE when the lease was lost before it was stored: whether it was is not known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbeEngine(self, request, context):
+        """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
+        has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
+        FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +152,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.GetHandoff,
                     request_deserializer=narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.FromString,
                     response_serializer=narwhal_dot_v1_dot_fleet__pb2.StateHandoff.SerializeToString,
+            ),
+            'ExplainEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainEngine,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ExplainEngineRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.Explanation.SerializeToString,
+            ),
+            'EjectEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.EjectEngine,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.EjectEngineRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.EjectEngineResponse.SerializeToString,
+            ),
+            'ProbeEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeEngine,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +278,87 @@ class FleetService:
             '/narwhal.v1.FleetService/GetHandoff',
             narwhal_dot_v1_dot_fleet__pb2.GetHandoffRequest.SerializeToString,
             narwhal_dot_v1_dot_fleet__pb2.StateHandoff.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/ExplainEngine',
+            narwhal_dot_v1_dot_fleet__pb2.ExplainEngineRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EjectEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/EjectEngine',
+            narwhal_dot_v1_dot_fleet__pb2.EjectEngineRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.EjectEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbeEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/ProbeEngine',
+            narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

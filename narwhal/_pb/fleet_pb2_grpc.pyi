@@ -43,6 +43,18 @@ class FleetServiceStub:
     """
     GetHandoff: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetHandoffRequest, _fleet_pb2.StateHandoff]
     """The state handoff as it is stored."""
+    ExplainEngine: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainEngineRequest, _fleet_pb2.Explanation]
+    """Why one engine is, or is not, eligible. NOT_FOUND for an unknown engine."""
+    EjectEngine: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.EjectEngineRequest, _fleet_pb2.EjectEngineResponse]
+    """Takes an engine out of placement; answered once that is stored. It comes back by itself when its gate passes.
+    NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is not in service; then nothing was changed.
+    UNAVAILABLE when the lease was lost before it was stored: whether it was is not known.
+    """
+    ProbeEngine: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ProbeEngineRequest, _fleet_pb2.ProbeEngineResponse]
+    """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
+    has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
+    FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -59,6 +71,18 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """
     GetHandoff: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetHandoffRequest, _fleet_pb2.StateHandoff]  # type: ignore[assignment]
     """The state handoff as it is stored."""
+    ExplainEngine: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainEngineRequest, _fleet_pb2.Explanation]  # type: ignore[assignment]
+    """Why one engine is, or is not, eligible. NOT_FOUND for an unknown engine."""
+    EjectEngine: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EjectEngineRequest, _fleet_pb2.EjectEngineResponse]  # type: ignore[assignment]
+    """Takes an engine out of placement; answered once that is stored. It comes back by itself when its gate passes.
+    NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is not in service; then nothing was changed.
+    UNAVAILABLE when the lease was lost before it was stored: whether it was is not known.
+    """
+    ProbeEngine: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ProbeEngineRequest, _fleet_pb2.ProbeEngineResponse]  # type: ignore[assignment]
+    """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
+    has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
+    FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+    """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators and standbys. A standby answers FAILED_PRECONDITION with the active's address in the details."""
@@ -96,5 +120,35 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.StateHandoff, _abc.Awaitable[_fleet_pb2.StateHandoff]]:
         """The state handoff as it is stored."""
+
+    @_abc_1.abstractmethod
+    def ExplainEngine(
+        self,
+        request: _fleet_pb2.ExplainEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Explanation, _abc.Awaitable[_fleet_pb2.Explanation]]:
+        """Why one engine is, or is not, eligible. NOT_FOUND for an unknown engine."""
+
+    @_abc_1.abstractmethod
+    def EjectEngine(
+        self,
+        request: _fleet_pb2.EjectEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.EjectEngineResponse, _abc.Awaitable[_fleet_pb2.EjectEngineResponse]]:
+        """Takes an engine out of placement; answered once that is stored. It comes back by itself when its gate passes.
+        NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is not in service; then nothing was changed.
+        UNAVAILABLE when the lease was lost before it was stored: whether it was is not known.
+        """
+
+    @_abc_1.abstractmethod
+    def ProbeEngine(
+        self,
+        request: _fleet_pb2.ProbeEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ProbeEngineResponse, _abc.Awaitable[_fleet_pb2.ProbeEngineResponse]]:
+        """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
+        has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
+        FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+        """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
