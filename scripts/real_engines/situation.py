@@ -53,13 +53,17 @@ def text(about: str) -> str:
     return f"{about}: {SENTENCE * 4}"
 
 
+# The model's weights are random: without this an answer may end at any token, in one recording and not in the next.
+COMMON = {"model": MODEL, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
 def prompt(about: str, **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": text(about), "max_tokens": 12, "temperature": 0, **more}
+    return {**COMMON, "prompt": text(about), **more}
 
 
 def messages(about: str, **more: Any) -> dict[str, Any]:
     spoken = [{"role": "system", "content": text(about)}, {"role": "user", "content": "Where does it breathe?"}]
-    return {"model": MODEL, "messages": spoken, "max_tokens": 12, "temperature": 0, **more}
+    return {**COMMON, "messages": spoken, **more}
 
 
 def after_events(count: int) -> Callable[[Exchange], bool]:

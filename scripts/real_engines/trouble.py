@@ -93,14 +93,14 @@ def handoff_expired(bench: Bench) -> None:
 
 @situation("the client leaves inside a stream; the engine soon runs nothing")
 def client_leaves_stream(bench: Bench) -> None:
-    body = prompt("leaves stream", max_tokens=1500, stream=True, ignore_eos=True)
+    body = prompt("leaves stream", max_tokens=1500, stream=True)
     bench.decode(COMPLETIONS, body, bench.prefill(COMPLETIONS, body), enough=after_events(3))
     _until_idle(bench, Who.CONSUMER)
 
 
 @situation("the client leaves before a whole answer; the engine soon runs nothing")
 def client_leaves_whole_answer(bench: Bench) -> None:
-    body = prompt("leaves whole answer", max_tokens=1500, ignore_eos=True)
+    body = prompt("leaves whole answer", max_tokens=1500)
     bench.decode(COMPLETIONS, body, bench.prefill(COMPLETIONS, body), timeout_s=bench.pace.leave_s)
     _until_idle(bench, Who.CONSUMER)
 
@@ -121,6 +121,7 @@ def _until_idle(bench: Bench, who: Who) -> None:
 
 @situation("the producer is stopped while the consumer pulls, then goes on")
 def producer_frozen(bench: Bench) -> None:
+    bench.both_legs(COMPLETIONS, prompt("before the freeze"))
     body = prompt("frozen producer", stream=True)
     handoff = bench.prefill(COMPLETIONS, body)
     bench.fault(Who.PRODUCER, Fault.FREEZE)
@@ -189,7 +190,7 @@ def _hit_stream(bench: Bench, who: Who, fault: Fault) -> None:
             done.append(fault)
             bench.fault(who, fault)
 
-    body = prompt("endless", max_tokens=1500, stream=True, ignore_eos=True)
+    body = prompt("endless", max_tokens=1500, stream=True)
     bench.post(who, "stream", COMPLETIONS, body, on_piece=strike)
 
 
@@ -268,6 +269,13 @@ def producer_restarted_same_id(bench: Bench) -> None:
         bench.decode(COMPLETIONS, body, handoff, f"new decode leg {number}")
     bench.get(Who.PRODUCER, "/health", "producer health")
     bench.get(Who.CONSUMER, "/health", "consumer health")
+
+
+@situation(
+    "a handoff sent to the engine that made it, with a fixed KV identity", settings=Settings(fixed_engine_id=True)
+)
+def handoff_sent_home_same_id(bench: Bench) -> None:
+    handoff_sent_home(bench)
 
 
 @situation(
