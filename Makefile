@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check protos bench setup clean
+.PHONY: demo test test-vllm check protos bench setup clean
 
 setup:
 	@scripts/setup
@@ -12,6 +12,11 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# Outside CI: real engines on the CPU. Downloads 2.7 GB the first time; see docs/real-engines.md.
+test-vllm: setup
+	$(PY) -m scripts.real_engines.install
+	$(PY) -m pytest tests/vllm $(PYTEST_ARGS)
 
 check: setup
 	@scripts/check
