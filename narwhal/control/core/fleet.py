@@ -53,7 +53,7 @@ from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
-from narwhal.control.core.view import FleetView
+from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import Check, Hold, Phase, Stage, Verdict
@@ -297,7 +297,7 @@ class Fleet:
         engine = self._engines[decision.engine]
         engine.eject(f"{decision.cause}: {decision.reason}", now=now)
         self._readmission.ejected(engine, now=now)
-        self._suspicions.ejected(engine.id, now=now)
+        self._suspicions.ejected(engine, now=now)
         self._forget(engine.id, now)
         return [telling.ejected(decision)]
 
@@ -407,11 +407,11 @@ class Fleet:
         may be published, as in `publication.publishable`."""
         return self._picture.view(stored=stored, now=now)
 
-    def explain(self, engine: str, *, now: float) -> tuple[str, ...]:
-        """Why the engine is, or is not, eligible, in lines for people, the answer first.
+    def explain(self, engine: str, *, now: float, stored: Mapping[str, int] | None = None) -> Explanation:
+        """Why the engine is, or is not, eligible. `stored` as for the view.
 
         Raises `CommandRefusedError` for an unknown engine.
         """
         if engine not in self._engines:
             raise CommandRefusedError(Refusal.NOT_FOUND, f"no engine {engine} in this fleet")
-        return self._picture.explain(engine, self._history.get(engine, ()), now=now)
+        return self._picture.explain(engine, self._history.get(engine, ()), stored=stored, now=now)

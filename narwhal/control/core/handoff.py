@@ -30,6 +30,12 @@ def _not_negative(value: Any, *names: str) -> None:
             raise ValueError(f"{name} must not be negative, got {number}")
 
 
+def _counts(**named: Mapping[Any, float]) -> None:
+    for name, counts in named.items():
+        if any(count < 0 for count in counts.values()):
+            raise ValueError(f"{name} must not be negative")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedHold:
     """One hold. `remaining_s` is None when it does not end by itself."""
@@ -47,6 +53,7 @@ class SavedHold:
 class SavedRelapses:
     """The memory of relapses (spec F11)."""
 
+    ejected_for: tuple[FailureClass, ...] = ()
     watched_s: Mapping[FailureClass, float] = field(default_factory=dict)
     level: int = 0
     forget_in_s: float | None = None
@@ -54,6 +61,7 @@ class SavedRelapses:
 
     def __post_init__(self) -> None:
         _not_negative(self, "level", "forget_in_s", "held_for_s")
+        _counts(watched_s=self.watched_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +88,7 @@ class SavedEngine:
         _not_negative(self, "incarnation", "admitted_age_s", "gate_in_s", "backoff_s", "stalls", "misses")
         if any(count < 1 for count in self.streaks.values()):
             raise ValueError("streaks must be at least 1")
+        _counts(outcomes=self.outcomes, producers=self.producers)
         kinds = [h.kind for h in self.holds]
         if len(set(kinds)) < len(kinds):
             raise ValueError("a hold is listed twice")
@@ -124,6 +133,9 @@ class SavedLease:
     epoch: int
     holder: str
 
+    def __post_init__(self) -> None:
+        _not_negative(self, "epoch")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedFleet:
@@ -140,6 +152,8 @@ class SavedFleet:
     def __post_init__(self) -> None:
         if len(set(self.engine_set)) < len(self.engine_set) or set(self.engine_set) != set(self.engines):
             raise ValueError("engine_set does not list exactly the engines")
+        _counts(unknown_outcomes=self.unknown_outcomes)
+        _not_negative(self.requests, "served", "failed", "rejected", "cancelled", "retried")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from narwhal.control.core.relapse import Relapses
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.control.core.tallies import CURSOR_KEPT_S, Cursor, Tallies
 from narwhal.reports import ProxyKey
+from narwhal.vocabulary import FailureClass
 
 
 def _remaining(due: float | None, now: float) -> float | None:
@@ -42,6 +43,7 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
         timeout_is_stream=evidence.timeout_is_stream,
         producers=dict(evidence.producers),
         relapses=SavedRelapses(
+            ejected_for=tuple(c for c in FailureClass if c in relapses.ejected_for),
             watched_s={c: due - now for c, due in relapses.watched.items() if due > now},
             level=relapses.level,
             forget_in_s=_remaining(relapses.forget_due, now),
@@ -74,6 +76,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
             producers=dict(saved.producers),
         ),
         relapses=Relapses(
+            ejected_for=frozenset(relapses.ejected_for),
             watched={c: now + s for c, s in relapses.watched_s.items() if s > 0},
             level=relapses.level,
             forget_due=_instant(relapses.forget_in_s, now),

@@ -21,6 +21,7 @@ class Relapses:
     from the passed probe, a hold longer than the window would outlive the memory that should double it.
     """
 
+    ejected_for: frozenset[FailureClass] = frozenset()  # classes at the threshold when it was ejected
     watched: dict[FailureClass, float] = field(default_factory=dict)  # → until when reaching it again is a relapse
     level: int = 0  # relapses in a row
     forget_due: float | None = None

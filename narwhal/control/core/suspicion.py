@@ -127,9 +127,9 @@ class Suspicions:
         action = next(a for a in URGENCY if a in asked.values())
         classes = [c for c, a in asked.items() if a is action]
         evidence = engine.evidence
-        reason = ", ".join(f"{evidence.streaks[c]} {c} in a row" for c in classes)
+        reason = telling.in_a_row({c: evidence.streaks[c] for c in classes})
         if classes[0] in evidence.last:
-            reason = f"{reason}; the last: {telling.failure_words(evidence.last[classes[0]])}"
+            reason = f"{reason}, the last: {telling.failure_words(evidence.last[classes[0]])}"
         if action is Action.EJECT:
             return [Ejection(engine=engine.id, cause=Cause.CONNECTION, reason=reason)]
         suspicion = self.known.get(engine.id)
@@ -366,22 +366,29 @@ class Suspicions:
 
     # --- the engine comes and goes ------------------------------------------------------------------------------------
 
-    def ejected(self, engine: str, *, now: float) -> None:
-        """The engine is out: nothing is open about it, and who only waited for it is tried again at once."""
+    def ejected(self, engine: Engine, *, now: float) -> None:
+        """The engine is out."""
+        # Kept apart from the streaks: a health 200 at the gate ends some of these before the engine is back.
+        engine.relapses.ejected_for = frozenset(self.at_threshold(engine))
+        self._out(engine.id, now=now)
+
+    def removed(self, engine: str, *, now: float) -> None:
+        """The engine has left the fleet, or is another under the same id."""
+        self._out(engine, now=now)
+        self._asker.forget(engine)
+
+    def _out(self, engine: str, *, now: float) -> None:
+        """Nothing is open about it any more, and who only waited for it is tried again at once."""
         self.known.pop(engine, None)
         for other in self.known.values():
             if engine in other.blocked_by and other.due is not None:
                 other.due = min(other.due, now)
 
-    def removed(self, engine: str, *, now: float) -> None:
-        """The engine has left the fleet, or is another under the same id."""
-        self.ejected(engine, now=now)
-        self._asker.forget(engine)
-
     def readmitted(self, engine: Engine, *, now: float) -> None:
-        """About to be admitted again: reaching these classes again soon is a relapse (spec F11)."""
+        """Admitted again: reaching these classes again soon is a relapse (spec F11)."""
         window = self._settings.relapse_window_s
-        engine.relapses.watch(self.at_threshold(engine), now=now, window_s=window)
+        engine.relapses.watch(engine.relapses.ejected_for, now=now, window_s=window)
+        engine.relapses.ejected_for = frozenset()
 
     def restore(self, engine: Engine, *, now: float) -> None:
         """An engine in service of a saved handoff: go on where it was, at the next pass."""
