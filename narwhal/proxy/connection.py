@@ -160,11 +160,9 @@ class EngineConnection(asyncio.Protocol):
     ) -> "asyncio.Future[Result]":
         """Send a request. The future gets an `Answer`, or a `LegEnd` when there is none or a stream has ended."""
         transport = self._transport
-        waiter: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if transport is None or transport.is_closing():
             seen = Seen.CLOSED_BEFORE
-            waiter.set_result(LegEnd(OUTCOMES[seen][kind], idle_closed=self.reused, detail=seen.value))
-            return waiter
+            return self.never(LegEnd(OUTCOMES[seen][kind], idle_closed=self.reused, detail=seen.value))
         self.kind = kind
         self.due, self.quiet_s, self.deadline = limits
         self.idle_since = 0.0
@@ -175,7 +173,7 @@ class EngineConnection(asyncio.Protocol):
         self._head_done = self._complete = self._touched = self.heard = False
         self._size = 0
         self._parts = []
-        self._waiter = waiter
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
         if len(body) <= _JOINED_WRITE_BYTES:
             transport.write(head + body)
         else:
@@ -187,6 +185,13 @@ class EngineConnection(asyncio.Protocol):
         """Give the connection back unused."""
         if self.usable:
             self._done(self)
+
+    @staticmethod
+    def never(end: LegEnd) -> "asyncio.Future[Result]":
+        """The result of a request that was not sent."""
+        waiter: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        waiter.set_result(end)
+        return waiter
 
     def settle(self, end: Result, *, abort: bool) -> None:
         """The exchange has its result. With `abort` the connection goes too; else it is free once its body ended."""

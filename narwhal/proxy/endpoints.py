@@ -23,6 +23,7 @@ from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.relay import FleetLoad, Relay, Shared
 from narwhal.proxy.seams import Feed, Inflight, Reporter
+from narwhal.proxy.witness import Witness
 from narwhal.vocabulary import NotReady, Phase, RequestResult
 
 ROUTES = {route.value: route for route in Route}
@@ -84,10 +85,10 @@ class DataPath:
         draws = draws if draws is not None else random.Random()
         self._shared = Shared(
             feed=feed,
-            reporter=reporter,
             inflight=self.inflight,
             legs=self.legs,
             connector=connector,
+            witness=Witness(reporter, self.metrics, clock),
             metrics=self.metrics,
             clock=clock,
             draws=draws,
@@ -242,7 +243,7 @@ class DataPath:
             if not self._running:
                 self._idle.set()
             code = str(client.status) if client.status else CLIENT_LEFT
-            self.metrics.request(route.value, code, self._clock.monotonic() - arrived_at)
+            self.metrics.request(route, code, self._clock.monotonic() - arrived_at)
             self._reporter.request(result, retries)
 
     def _judge(self, relay: Relay) -> RequestResult:

@@ -180,7 +180,7 @@ class Legs:
     def head(self, url: str, path: str, api_key: SecretStr | None) -> bytes:
         """The constant part of a request's head: only what is ours, nothing of the client's (field case F17)."""
         known = self._heads.get((url, path))
-        if known is not None and known[0] == api_key:
+        if known is not None and known[0] is api_key:
             return known[1]
         origin = self.origin(url)
         credential = f"Authorization: Bearer {api_key.get_secret_value()}\r\n" if api_key is not None else ""

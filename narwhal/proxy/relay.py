@@ -7,9 +7,8 @@ from one to the other.
 import asyncio
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
@@ -24,18 +23,16 @@ from narwhal.proxy.connectors.base import ClientRequest, Connector, Handoff, Han
 from narwhal.proxy.errors import Reply, reply
 from narwhal.proxy.legs import Legs
 from narwhal.proxy.metrics import Metrics
-from narwhal.proxy.outcome import NEUTRALS, LegKind, of_status
-from narwhal.proxy.seams import Feed, Inflight, Reporter
+from narwhal.proxy.outcome import LegKind, of_status
+from narwhal.proxy.seams import Feed, Inflight
 from narwhal.proxy.stream import StreamRelay
-from narwhal.reports import LegFailure, Run
+from narwhal.proxy.witness import MAX_DETAIL, Leg, Witness
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
 PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
 RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 
 _OK = 200
-_DETAIL_CHARACTERS = 400
-
 # The result of a decode leg whose handoff grew too old to be sent (spec V6): nothing was, and nobody is to blame.
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 
@@ -64,24 +61,15 @@ class Shared:
     """What all requests of one worker have in common."""
 
     feed: Feed
-    reporter: Reporter
     inflight: Inflight
     legs: Legs
     connector: Connector
+    witness: Witness
     metrics: Metrics
     clock: Clock
     draws: random.Random
     budget: RetryBudget
     load: FleetLoad
-
-
-class _Leg(NamedTuple):
-    """A leg that is about to run."""
-
-    entry: EngineEntry
-    phase: Phase
-    kind: LegKind
-    started_at: float
 
 
 class Relay:
@@ -226,14 +214,14 @@ class Relay:
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
         shared = self._shared
-        leg = _Leg(entry, Phase.PREFILL, LegKind.PREFILL, shared.clock.monotonic())
+        leg = Leg(entry, Phase.PREFILL, LegKind.PREFILL, shared.clock.monotonic())
         result = await self._run(leg, step, shared.connector.prefill_body(self._request))
         if isinstance(result, Answer) and result.status == _OK:
             try:
                 handoff = shared.connector.handoff(result.body)
             except HandoffUnusable as error:
                 return self._failed(leg, LegEnd(Outcome.HANDOFF_UNUSABLE, detail=str(error)))
-            self._succeeded(leg, Outcome.HANDOFF)
+            shared.witness.succeeded(leg, Outcome.HANDOFF)
             self._handoff = handoff
             self._producer = entry
             return self._attempt.prefilled(entry.id, shared.clock.monotonic())
@@ -247,7 +235,7 @@ class Relay:
         if producer is None or handoff is None:
             raise RuntimeError("a decode leg without a handoff")
         kind = LegKind.FIRST_TOKEN if self._request.stream else LegKind.ANSWER
-        leg = _Leg(entry, Phase.DECODE, kind, shared.clock.monotonic())
+        leg = Leg(entry, Phase.DECODE, kind, shared.clock.monotonic())
         self._first_pull = shared.legs.pairs.first(producer, entry)
         result = await self._run(leg, step, shared.connector.decode_body(self._request, handoff))
         if result is EXPIRED:
@@ -257,22 +245,22 @@ class Relay:
         if self._handoff is None and not (isinstance(result, LegEnd) and result.idle_closed):
             shared.legs.pairs.saw(producer, entry)
         if isinstance(result, LegEnd) and result.outcome is Outcome.STREAM_COMPLETE:
-            self._succeeded(leg, Outcome.STREAM_COMPLETE)
+            shared.witness.succeeded(leg, Outcome.STREAM_COMPLETE)
             self._measure()
             return self._attempt.answered()
         if isinstance(result, Answer) and result.status == _OK:
-            self._succeeded(leg, Outcome.ANSWER_COMPLETE)
+            shared.witness.succeeded(leg, Outcome.ANSWER_COMPLETE)
             self._answer = result
             return self._attempt.answered()
         return self._other(leg, result)
 
-    def _other(self, leg: _Leg, result: Result) -> Step:
+    def _other(self, leg: Leg, result: Result) -> Step:
         """A leg that did not do its work: an answer that is not 200, or no answer."""
         if isinstance(result, LegEnd):
             return self._failed(leg, result)
         outcome = of_status(result.status)
         if outcome is Outcome.CLIENT_ERROR:
-            self._succeeded(leg, outcome)
+            self._shared.witness.succeeded(leg, outcome)
             self._answer = result
             self._abandoned(leg)
             return self._attempt.answered()
@@ -283,70 +271,67 @@ class Relay:
                 outcome,
                 result.status,
                 wait if RETRY_AFTER.fullmatch(wait) else "",
-                detail=f"HTTP {result.status}: {result.body[:_DETAIL_CHARACTERS].decode('utf-8', 'replace')}",
+                detail=f"HTTP {result.status}: {result.body[:MAX_DETAIL].decode('utf-8', 'replace')}",
             ),
         )
 
-    async def _run(self, leg: _Leg, step: StartLeg, body: bytes) -> Result:
+    async def _run(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """Run a leg to its end, with its residency around it."""
-        inflight, engine = self._shared.inflight, leg.entry.id
-        inflight.begin(engine)
+        shared, entry = self._shared, leg.entry
+        shared.inflight.begin(entry.id)
         try:
-            result = await self._exchange(leg, step, body, fresh=step.fresh)
+            connection = None if step.fresh else shared.legs.reuse(entry.url)
+            result = await (
+                self._fresh(leg, step, body) if connection is None else self._send(connection, leg, step, body)
+            )
             if isinstance(result, LegEnd) and result.idle_closed:
-                self._shared.legs.drop_idle(leg.entry.url)
+                shared.legs.drop_idle(entry.url)
                 if leg.phase is Phase.PREFILL:
-                    result = await self._exchange(leg, step, body, fresh=True)
+                    result = await self._fresh(leg, step, body)
+            return result
         except asyncio.CancelledError:
-            self._neutral(leg, Outcome.LOCAL if self._cut else Outcome.CANCELLED)
+            if self._connection is not None:
+                self._connection.abort()
+            shared.witness.neutral(leg, Outcome.LOCAL if self._cut else Outcome.CANCELLED)
             raise
         finally:
-            inflight.end(engine)
-        return result
+            self._connection = None
+            shared.inflight.end(entry.id)
 
-    async def _exchange(self, leg: _Leg, step: StartLeg, body: bytes, *, fresh: bool) -> Result:
-        """One request to an engine and its result."""
-        shared, url = self._shared, leg.entry.url
-        connection = None if fresh else shared.legs.reuse(url)
-        if connection is None:
-            made = await shared.legs.connect(url, self._due)
-            if isinstance(made, LegEnd):
-                return made
-            connection = made
+    async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
+        """The same on a new connection."""
+        connection = await self._shared.legs.connect(leg.entry.url, self._due)
+        return connection if isinstance(connection, LegEnd) else await self._send(connection, leg, step, body)
+
+    def _send(self, connection: EngineConnection, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
+        """Write the request; the result comes later."""
+        shared, client = self._shared, self._client
         now = shared.clock.monotonic()
         if leg.phase is Phase.DECODE:
             if not self._attempt.may_dispatch(now):
                 connection.release()  # unused
-                return EXPIRED
+                return connection.never(EXPIRED)
             self._attempt.dispatched()
             self._handoff = None
         self._connection = connection
         stream = None
         if leg.kind is LegKind.FIRST_TOKEN:
-            transport = self._client.transport
+            transport = client.transport
             if transport is None:
-                connection.abort()
                 raise asyncio.CancelledError
-            answer_head = self._client.stream_head()
-            stream = self._stream = StreamRelay(connection, self, transport, answer_head, chunked=self._client.http11)
-        head = shared.legs.head(url, self._request.route.value, self._settings.engine.api_key)
+            stream = StreamRelay(connection, self, transport, client.stream_head(), chunked=client.http11)
+            self._stream = stream
         head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
-            head,
-            self._client.id_line,
+            shared.legs.head(leg.entry.url, self._request.route, self._settings.engine.api_key),
+            client.id_line,
             step.attempt,
             PHASE_NAMES[leg.phase],
-            self._client.trace_line,
+            client.trace_line,
             len(body),
         )
-        try:
-            return await connection.start(head, body, leg.kind, self._limits(leg, now), stream)
-        except asyncio.CancelledError:
-            connection.abort()
-            raise
-        finally:
-            self._connection = None
+        return connection.start(head, body, leg.kind, self._limits(leg, now), stream)
 
-    def _limits(self, leg: _Leg, now: float) -> Limits:
+    def _limits(self, leg: Leg, now: float) -> Limits:
         engine = self._settings.engine
         if leg.kind is LegKind.PREFILL:
             return Limits(now + self._settings.serving.prefill_timeout_s, 0.0, self._due)
@@ -357,52 +342,16 @@ class Relay:
 
     # --- what was seen ---
 
-    def _succeeded(self, leg: _Leg, outcome: Outcome) -> None:
-        entry = leg.entry
-        self._shared.metrics.leg(entry.id, leg.phase, outcome)
-        self._shared.reporter.success(entry.id, leg.phase, entry.incarnation, outcome)
-
-    def _neutral(self, leg: _Leg, outcome: Outcome) -> None:
-        entry = leg.entry
-        self._shared.metrics.leg(entry.id, leg.phase, outcome)
-        self._shared.reporter.neutral(entry.id, leg.phase, entry.incarnation, outcome)
-
-    def _failed(self, leg: _Leg, end: LegEnd) -> Step:
-        """Tell of a leg that failed, and ask the machine what follows."""
-        shared, entry = self._shared, leg.entry
+    def _failed(self, leg: Leg, end: LegEnd) -> Step:
+        """A leg failed: ask the machine what follows, and tell."""
+        shared, attempt = self._shared, self._attempt
+        number, output = attempt.number, self._stream is not None and self._stream.started
         now = shared.clock.monotonic()
-        log.warning(
-            "leg_failed",
-            request_id=self._client.request_id,
-            engine=entry.id,
-            phase=leg.phase.value,
-            outcome=end.outcome.value,
-            status=end.status,
-            attempt=self._attempt.number,
-            detail=end.detail,
-        )
-        number = self._attempt.number
-        output = self._stream is not None and self._stream.started
-        step = self._attempt.leg_failed(entry.id, end, output=output, now=now, draw=shared.draws.random())
+        step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, draw=shared.draws.random())
         if end.idle_closed and isinstance(step, StartLeg):
             return step  # no failure (spec V9): one more attempt follows
-        if end.outcome in NEUTRALS:
-            self._neutral(leg, end.outcome)
-            return step
-        shared.metrics.leg(entry.id, leg.phase, end.outcome)
         producer = self._producer if leg.phase is Phase.DECODE else None
-        failure = LegFailure(
-            outcome=end.outcome,
-            producer=producer.id if producer else "",
-            producer_incarnation=producer.incarnation if producer else 0,
-            status=end.status,
-            detail=end.detail[:_DETAIL_CHARACTERS],
-            request_id=f"{self._client.request_id}-{number}-{leg.phase.value}",
-            elapsed_s=now - leg.started_at,
-        )
-        shared.reporter.failure(
-            Run(engine=entry.id, phase=leg.phase, incarnation=entry.incarnation, outcome=end.outcome, failure=failure)
-        )
+        shared.witness.failed(leg, end, producer=producer, request_id=self._client.request_id, attempt=number)
         return self._retried(step, end.outcome.value)
 
     def _retried(self, step: Step, reason: str) -> Step:
@@ -414,7 +363,7 @@ class Relay:
                 self._shared.metrics.handoffs_abandoned += 1
         return step
 
-    def _abandoned(self, leg: _Leg) -> None:
+    def _abandoned(self, leg: Leg) -> None:
         """The decode engine refused the request before it read the handoff."""
         if leg.phase is Phase.DECODE:
             self._shared.metrics.handoffs_abandoned += 1
