@@ -88,7 +88,7 @@ class ControlMetrics(Collector):
         yield self._gauge("engine_hold", "Whether the engine carries the hold.", holds, ("engine", "hold"))
         streaks: Samples = [((e.id, str(c)), e.streaks.get(c, 0)) for e in engines for c in FailureClass]
         yield self._gauge("evidence_streak", "Consecutive failures by class.", streaks, ("engine", "class"))
-        totals: Samples = [((e.id, str(c)), n) for e in engines for c, n in e.evidence.items()]
+        totals: Samples = [((e.id, str(k.failure)), k.total) for e in engines for k in e.evidence]
         words = "Failures counted as evidence since this term began."
         yield self._counter("evidence_total", words, totals, ("engine", "class"))
 

@@ -13,7 +13,7 @@ from narwhal.control.core.events import CheckResult, ProcessIdentity
 from narwhal.control.core.evidence import Evidence
 from narwhal.control.core.relapse import Relapses
 from narwhal.control.core.settings import EngineSpec
-from narwhal.vocabulary import HARD_HOLDS, SOFT_HOLDS, Check, Hold, Outcome, Phase
+from narwhal.vocabulary import HARD_HOLDS, SOFT_HOLDS, Check, Hold, Outcome, Phase, Verdict
 
 
 class Standing(StrEnum):
@@ -109,6 +109,7 @@ class Engine:
     outcomes: dict[Outcome, int] = field(default_factory=dict)
     checks: dict[Check, Checked] = field(default_factory=dict)
     health: tuple[HealthSeen, ...] = ()  # the newest answers to health probes, oldest first
+    gates: dict[tuple[Verdict, str], int] = field(default_factory=dict)  # tries of the gate → how many, see view
     numbers: int = 0  # last number given to a check or a probe
     decided: int = 0  # rises with every change that must be stored at once
     counted: int = 0  # rises with every change that the next pass may store
@@ -132,6 +133,10 @@ class Engine:
     def may(self, move: Move) -> bool:
         """Whether the move is legal now."""
         return (self.standing, move) in LEGAL
+
+    def gate_ended(self, verdict: Verdict, check: str) -> None:
+        """A try of its gate is over, by the check that decided; empty when all passed."""
+        self.gates[verdict, check] = self.gates.get((verdict, check), 0) + 1
 
     def next_number(self) -> int:
         """A number for the next check or probe; an answer with another is not believed."""

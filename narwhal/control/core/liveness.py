@@ -12,6 +12,7 @@ from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, HealthSeen, Standing
 from narwhal.control.core.events import EventKind, HealthAnswered, ProcessIdentity, Record
 from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.telling import silent
 from narwhal.vocabulary import Outcome
 
 # Spec L2: no HTTP answer. Everything else is an answer, or says nothing (LOCAL, spec L3).
@@ -131,18 +132,18 @@ class Liveness:
         """Every answer is in, or lost: count the misses, unless it is control that hears nothing (spec L4)."""
         self._sweep = None
         heard, self._heard = self._heard, set()
-        silent = {e: why for e, why in sweep.silent.items() if self._in_service(e)}
-        most = len(silent) >= 2 and len(silent) * 2 > sweep.asked
-        excused = {e for e in silent if most and e in heard}
-        decisions = self._told(excused, len(silent), sweep.asked)
-        for engine_id, why in silent.items():
+        missed = {e: why for e, why in sweep.silent.items() if self._in_service(e)}
+        most = len(missed) >= 2 and len(missed) * 2 > sweep.asked
+        excused = {e for e in missed if most and e in heard}
+        decisions = self._told(excused, len(missed), sweep.asked)
+        for engine_id, why in missed.items():
             if engine_id in excused:
                 continue
             engine = self._engines[engine_id]
             engine.misses += 1
             engine.counted += 1
             if engine.misses >= self._settings.liveness_misses:
-                reason = f"silent in {engine.misses} sweeps in a row: {why}"
+                reason = f"{silent(engine.misses)}: {why}"
                 decisions.append(Ejection(engine=engine_id, cause=Cause.LIVENESS, reason=reason))
         return decisions
 

@@ -16,7 +16,7 @@ from narwhal.control.core.render import engine_view, entry
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
-from narwhal.control.core.view import EngineView, FleetView
+from narwhal.control.core.view import EngineView, Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.vocabulary import Hold, NotReady, Phase
 
@@ -70,10 +70,7 @@ class Picture:
 
     def view(self, *, stored: Mapping[str, int] | None, now: float) -> FleetView:
         """Everything there is to show."""
-        waiting = (
-            frozenset() if stored is None else unstored({e.id: e.incarnation for e in self._engines.values()}, stored)
-        )
-        candidates = outside(self.candidates(now), waiting)
+        candidates = self._publishable(stored, now)
         phases = cover(candidates)
         inflight = self._proxies.resident()
         return FleetView(
@@ -87,12 +84,19 @@ class Picture:
             totals=self._tallies.requests,
         )
 
-    def explain(self, engine: str, history: Iterable[tuple[float, str]], *, now: float) -> tuple[str, ...]:
+    def _publishable(self, stored: Mapping[str, int] | None, now: float) -> tuple[Candidate, ...]:
+        """The candidates, those held out that wait for their incarnation to be stored."""
+        if stored is None:
+            return self.candidates(now)
+        return outside(self.candidates(now), unstored({e.id: e.incarnation for e in self._engines.values()}, stored))
+
+    def explain(
+        self, engine: str, history: Iterable[tuple[float, str]], *, stored: Mapping[str, int] | None, now: float
+    ) -> Explanation:
         """Why the engine is, or is not, eligible."""
-        known = self._engines[engine]
-        phases = cover(self.candidates(now))[engine]
-        view = self._engine_view(known, phases, self._proxies.resident(), now)
-        return explain(view, known, history, limit=self._settings.eject_after, now=now)
+        phases = cover(self._publishable(stored, now))[engine]
+        view = self._engine_view(self._engines[engine], phases, self._proxies.resident(), now)
+        return explain(view, history, closed=self.closed(), now=now)
 
     def _engine_view(
         self, engine: Engine, phases: frozenset[Phase], inflight: Mapping[str, int], now: float
@@ -103,8 +107,9 @@ class Picture:
             engine,
             phases,
             inflight=inflight.get(engine.id, 0),
-            suspicion="" if suspicion is None else suspicion.words(now=now),
+            suspicion=self._readmission.words(engine.id) if suspicion is None else suspicion.words(now=now),
             gate_in_s=None if due is None else max(0.0, due - now),
+            limit=self._settings.eject_after,
             now=now,
         )
 

@@ -95,10 +95,10 @@ class Readmission:
         self.gates[engine.id] = Gate(due=due, interval_s=interval)
 
     def hurry(self, engine: Engine, *, now: float) -> None:
-        """An operator asks: try now."""
+        """An operator asks: try now, and tell what comes of it even if that is no news."""
         gate = self.gates[engine.id]
         if gate.at is None:
-            gate.due, gate.prompt = now, True
+            gate.due, gate.prompt, gate.told = now, True, None
 
     def forget(self, engine: str) -> None:
         """The engine is in placement, or gone."""
@@ -108,6 +108,11 @@ class Readmission:
         """When the engine's gate is tried next; None when it has none."""
         gate = self.gates.get(engine)
         return None if gate is None else gate.due
+
+    def words(self, engine: str) -> str:
+        """What the engine's gate is doing, for people; empty for nothing."""
+        gate = self.gates.get(engine)
+        return "" if gate is None or gate.at is None else f"its gate is being tried: check {GATE[gate.at][0]} under way"
 
     def next_due(self) -> float | None:
         """When a gate must be tried without waiting for a pass."""
@@ -144,6 +149,7 @@ class Readmission:
                 return [self._ask(engine, gate, index, now=now)]
             engine.checks[check] = Checked(result=silent, at=now)
         gate.at = None
+        engine.gate_ended(Verdict.PASS, "")
         return [Admission(engine=engine.id, identity=gate.identity)]
 
     def _unasked(self, engine: Engine, check: Check, how: How) -> CheckResult | None:
@@ -190,6 +196,7 @@ class Readmission:
         if GOES_ON[result.verdict]:
             return self._go(engine, gate, row + 1, now=now)
         gate.at = None
+        engine.gate_ended(result.verdict, check)
         news = (check, result.verdict, result.detail)
         if gate.told == news:
             return []

@@ -3,11 +3,14 @@
 Decides nothing: the phases it shows are those that coverage gave.
 """
 
+from collections.abc import Iterator
+
 from narwhal.control.core.coverage import Candidate, cover
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.view import CheckView, EngineView, HoldView
+from narwhal.control.core.telling import failure_words
+from narwhal.control.core.view import CheckView, EngineView, EvidenceView, HealthView, HoldView
 from narwhal.placement import EngineEntry
-from narwhal.vocabulary import HARD_HOLDS, Check, Hold, Phase
+from narwhal.vocabulary import HARD_HOLDS, Check, FailureClass, Hold, Phase
 
 
 def entry(engine: Engine, candidates: tuple[Candidate, ...], phases: frozenset[Phase], *, now: float) -> EngineEntry:
@@ -41,9 +44,10 @@ def engine_view(
     inflight: int,
     suspicion: str,
     gate_in_s: float | None,
+    limit: int,
     now: float,
 ) -> EngineView:
-    """The engine as operators see it."""
+    """The engine as operators see it. `limit`: the streak at which a class is acted upon."""
     held = engine.carried(now=now)
     # A soft hold on an engine that serves nevertheless yields to last-engine protection (spec H2).
     holds = tuple(
@@ -56,7 +60,35 @@ def engine_view(
         )
         for h in held
     )
-    checks = tuple(
+    return EngineView(
+        id=engine.id,
+        url=engine.spec.url,
+        role=engine.role,
+        pinned=engine.spec.pinned,
+        incarnation=engine.incarnation,
+        phases=phases,
+        weight=engine.weight(now=now),
+        holds=holds,
+        checks=_checks(engine, now),
+        streaks=dict(engine.evidence.streaks),
+        outcomes=dict(engine.outcomes),
+        identity=engine.identity,
+        inflight=inflight,
+        evidence=tuple(_evidence(engine, limit, now)),
+        producers=tuple(reversed(engine.evidence.producers)),
+        health=tuple(
+            HealthView(outcome=h.outcome, detail=h.detail, latency_s=h.latency_s, age_s=now - h.at)
+            for h in reversed(engine.health)
+        ),
+        gates=dict(engine.gates),
+        misses=engine.misses,
+        suspicion=suspicion,
+        gate_in_s=gate_in_s,
+    )
+
+
+def _checks(engine: Engine, now: float) -> tuple[CheckView, ...]:
+    return tuple(
         CheckView(
             check=check,
             verdict=done.result.verdict,
@@ -67,22 +99,19 @@ def engine_view(
         for check in Check
         if (done := engine.checks.get(check)) is not None
     )
-    return EngineView(
-        id=engine.id,
-        url=engine.spec.url,
-        role=engine.role,
-        pinned=engine.spec.pinned,
-        incarnation=engine.incarnation,
-        phases=phases,
-        weight=engine.weight(now=now),
-        holds=holds,
-        checks=checks,
-        streaks=dict(engine.evidence.streaks),
-        outcomes=dict(engine.outcomes),
-        identity=engine.identity,
-        inflight=inflight,
-        evidence=dict(engine.evidence.totals),
-        misses=engine.misses,
-        suspicion=suspicion,
-        gate_in_s=gate_in_s,
-    )
+
+
+def _evidence(engine: Engine, limit: int, now: float) -> Iterator[EvidenceView]:
+    evidence = engine.evidence
+    for failure in FailureClass:
+        streak, last = evidence.streaks.get(failure, 0), evidence.last.get(failure)
+        if streak or last is not None:
+            yield EvidenceView(
+                failure=failure,
+                streak=streak,
+                limit=limit,
+                total=evidence.totals.get(failure, 0),
+                last=last,
+                last_words=failure_words(last) if last is not None else "",
+                last_age_s=now - last.at if last is not None else 0.0,
+            )

@@ -3,16 +3,40 @@
 What is said here is what the log, the journal, `narwhalctl events` and `explain` show.
 """
 
+from collections.abc import Mapping
+
 from narwhal.control.core.decisions import Ejection
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.evidence import Seen
-from narwhal.vocabulary import FailureClass, Hold, Verdict
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
+
+# Outcomes that are an HTTP status, which people know by its number.
+_STATUSES = frozenset(
+    {Outcome.HTTP_408, Outcome.HTTP_429, Outcome.HTTP_5XX, Outcome.CLIENT_ERROR, Outcome.WRONG_IDENTITY}
+)
+
+
+def in_a_row(streaks: Mapping[FailureClass, int]) -> str:
+    """Streaks: `3 connection failures in a row`, `3 stream failures and 4 kv_handoff failures in a row`."""
+    told = [f"{count} {failure} failure{'' if count == 1 else 's'}" for failure, count in streaks.items()]
+    return f"{' and '.join(told)}{'' if max(streaks.values()) == 1 else ' in a row'}"
+
+
+def silent(sweeps: int) -> str:
+    """Liveness: `silent in 2 sweeps in a row`."""
+    return f"silent in {sweeps} {'sweep' if sweeps == 1 else 'sweeps in a row'}"
 
 
 def failure_words(seen: Seen) -> str:
-    """One failure as it was told: `decode leg: HTTP 500, on edge-1/0, handoff of p1, request r-17`."""
-    what = seen.detail or (f"HTTP {seen.status}" if seen.status else seen.outcome.replace("_", " "))
+    """One failure as it was told: `decode leg: stream cut (closed after 3 tokens), on edge-1/0, handoff of p1,
+    request r-17`."""
+    by_status = seen.outcome in _STATUSES
+    what = f"HTTP {seen.status}" if by_status and seen.status else seen.outcome.replace("_", " ")
+    if seen.detail:
+        # The detail often says it too, and then better.
+        said = what.casefold() in seen.detail.casefold() or (by_status and not seen.status)
+        what = seen.detail if said else f"{what} ({seen.detail})"
     parts = [f"{seen.phase} leg: {what}" if seen.phase else what]
     if seen.proxy:
         parts.append(f"on {seen.proxy}")
@@ -56,6 +80,12 @@ def probe_started(engine: str, kind: str, reason: str) -> Record:
     """A probe begins."""
     message = f"engine {engine}: {kind} begins ({reason})"
     return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"kind": kind})
+
+
+def gate_asked(engine: str) -> Record:
+    """An operator has the gate tried now."""
+    message = f"engine {engine}: its gate is tried now (asked for by an operator)"
+    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"kind": "gate"})
 
 
 def probe_ended(engine: str, kind: str, verdict: Verdict, detail: str) -> Record:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from narwhal.control.core.events import ProcessIdentity
+from narwhal.control.core.evidence import Seen
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
 
@@ -35,6 +36,29 @@ class CheckView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceView:
+    """What counts against an engine in one class, and the newest failure of it."""
+
+    failure: FailureClass
+    streak: int  # 0 when a success has cleared it
+    limit: int  # the streak at which the class is acted upon
+    total: int = 0  # counted since this process began
+    last: Seen | None = None  # None where a takeover handed on the streak only
+    last_words: str = ""
+    last_age_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthView:
+    """One answer to a health probe."""
+
+    outcome: Outcome | None  # None: 200
+    detail: str
+    latency_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
     """One engine."""
 
@@ -51,7 +75,10 @@ class EngineView:
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     identity: ProcessIdentity | None = None
     inflight: int = 0  # legs over all proxies by their last word
-    evidence: Mapping[FailureClass, int] = field(default_factory=dict)  # failures counted since this process began
+    evidence: tuple[EvidenceView, ...] = ()  # classes with a streak, or that failed since this process began
+    producers: tuple[str, ...] = ()  # whose handoffs its failed decode legs read, newest first
+    health: tuple[HealthView, ...] = ()  # newest first
+    gates: Mapping[tuple[Verdict, str], int] = field(default_factory=dict)  # tries by result and check that decided
     misses: int = 0  # silent liveness sweeps in a row
     suspicion: str = ""  # what is being found out about it, in words
     gate_in_s: float | None = None  # until its gate is tried next
@@ -60,6 +87,23 @@ class EngineView:
     def eligible(self) -> bool:
         """Whether any work may be placed here."""
         return bool(self.phases)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """One thing that was told of an engine."""
+
+    age_s: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Why an engine is, or is not, eligible: in words, the answer first, and as the facts behind them."""
+
+    engine: EngineView
+    lines: tuple[str, ...]
+    history: tuple[Told, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
