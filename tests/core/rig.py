@@ -1,0 +1,267 @@
+"""A fleet under test: drives the core as its loop would, remembers the effects, and answers what it asks for."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from narwhal.control.core.events import (
+    CheckAnswered,
+    CheckResult,
+    Effect,
+    EventKind,
+    HealthAnswered,
+    InferenceAnswered,
+    Input,
+    LegSeen,
+    ProbeHealth,
+    ProbeInference,
+    ProcessIdentity,
+    Record,
+    Reported,
+    RunCheck,
+    Woke,
+)
+from narwhal.control.core.fleet import Fleet
+from narwhal.control.core.handoff import SavedFleet
+from narwhal.control.core.settings import CoreSettings, EngineSpec
+from narwhal.control.core.view import EngineView
+from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
+
+T = TypeVar("T")
+EDGE = ProxyKey(id="edge", slot=0, boot=1)
+OTHER = ProxyKey(id="other", slot=0, boot=1)
+SUCCESSES = {Outcome.HANDOFF, Outcome.STREAM_COMPLETE, Outcome.ANSWER_COMPLETE, Outcome.CLIENT_ERROR}
+NEUTRAL = {Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE}
+
+
+def prefill(name: str, *, pinned: bool = False) -> EngineSpec:
+    return EngineSpec(id=name, url=f"http://{name}", role=Phase.PREFILL, pinned=pinned)
+
+
+def decode(name: str, *, pinned: bool = False) -> EngineSpec:
+    return EngineSpec(id=name, url=f"http://{name}", role=Phase.DECODE, pinned=pinned)
+
+
+def leg(outcome: Outcome, detail: str = "", status: int = 0) -> LegSeen:
+    return LegSeen(outcome=outcome, detail=detail, status=status)
+
+
+def failure(outcome: Outcome, producer: str = "", incarnation: int = 1, **more: Any) -> LegFailure:
+    fields = {"outcome": outcome, "producer": producer, "producer_incarnation": incarnation if producer else 0, **more}
+    return LegFailure(**fields)
+
+
+class Rig:
+    """Keeps the time in `now`; every call happens then."""
+
+    def __init__(
+        self,
+        *engines: EngineSpec,
+        joined: bool = True,
+        saved: SavedFleet | None = None,
+        now: float = 1000.0,
+        **settings: Any,
+    ) -> None:
+        fields = {"name": "fleet", "model": "tiny", "engines": engines, "ramp_s": 0.0, **settings}
+        self.settings = CoreSettings(**fields)
+        self.now = now
+        self.fleet = Fleet(self.settings, now=now, saved=saved)
+        self.effects: list[Effect] = []
+        self.checks = dict.fromkeys(Check, Verdict.PASS)
+        self._sequences: dict[ProxyKey, int] = {}
+        if joined and saved is None:
+            self.let_in()
+
+    # --- the loop's part ------------------------------------------------------------------------------------------
+
+    def send(self, event: Input) -> tuple[Effect, ...]:
+        effects = self.fleet.handle(event, now=self.now)
+        self.effects += effects
+        return effects
+
+    def tick(self, stage: Stage) -> tuple[Effect, ...]:
+        effects = self.fleet.tick(stage, now=self.now)
+        self.effects += effects
+        return effects
+
+    def run_pass(self) -> list[Effect]:
+        """One monitor pass, an interval later."""
+        self.now += self.settings.monitor_interval_s
+        due = self.fleet.next_due()
+        effects: list[Effect] = []
+        if due is not None and self.now >= due:
+            effects += self.send(Woke())
+        for stage in Stage:
+            effects += self.tick(stage)
+        return effects
+
+    def run_until(self, done: Callable[[], bool], passes: int = 400) -> None:
+        for _ in range(passes):
+            if done():
+                return
+            self.run_pass()
+        raise AssertionError(f"not so after {passes} passes")
+
+    def let_in(self) -> None:
+        """Every engine at its gate is tried, and passes as `checks` says."""
+        effects = list(self.send(Woke()))
+        while asked := [e for e in effects if isinstance(e, RunCheck)]:
+            effects = [x for check in asked for x in self.answer_check(check)]
+
+    def readmit(self, engine: str) -> None:
+        """Let passes go by until the engine's gate is tried; it passes as `checks` says."""
+        for _ in range(400):
+            effects = [c for c in of(self.run_pass(), RunCheck) if c.engine == engine]
+            while effects:
+                effects = [c for check in effects for c in of(self.answer_check(check), RunCheck)]
+                if not effects:
+                    return
+        raise AssertionError(f"the gate of {engine} was not tried")
+
+    def saved(self) -> SavedFleet:
+        return self.fleet.save(now=self.now)
+
+    # --- what proxies say -----------------------------------------------------------------------------------------
+
+    def report(
+        self, engine: str, outcome: Outcome, *, proxy: ProxyKey = EDGE, count: int = 1, **more: Any
+    ) -> tuple[Effect, ...]:
+        """`count` equal outcomes, each told by itself if it is a failure."""
+        singles = outcome not in SUCCESSES | NEUTRAL
+        runs = [self.run(engine, outcome, **more)] * count if singles else []
+        runs = runs or [self.run(engine, outcome, count=count, **more)]
+        return self.batch(*runs, proxy=proxy)
+
+    def run(
+        self,
+        engine: str,
+        outcome: Outcome,
+        *,
+        phase: Phase | None = None,
+        incarnation: int | None = None,
+        producer: str = "",
+        count: int = 1,
+        detail: str = "",
+    ) -> Run:
+        known = self.fleet.incarnations()
+        told = None
+        if outcome not in SUCCESSES | NEUTRAL:
+            told = failure(outcome, producer, known.get(producer, 1), detail=detail)
+        view = next((e for e in self.engines() if e.id == engine), None)
+        return Run(
+            engine=engine,
+            phase=phase or (view.role if view is not None else Phase.DECODE),
+            incarnation=known.get(engine, 1) if incarnation is None else incarnation,
+            outcome=outcome,
+            count=count,
+            failure=told,
+        )
+
+    def batch(
+        self,
+        *runs: Run,
+        proxy: ProxyKey = EDGE,
+        sequence: int | None = None,
+        requests: RequestCounts | None = None,
+    ) -> tuple[Effect, ...]:
+        number = self._sequences.get(proxy, 0) + 1 if sequence is None else sequence
+        self._sequences[proxy] = max(number, self._sequences.get(proxy, 0))
+        batch = Batch(proxy=proxy, sequence=number, runs=runs, requests=requests or RequestCounts())
+        return self.send(Reported(batch=batch))
+
+    # --- what the shell answers -----------------------------------------------------------------------------------
+
+    def answer_check(self, check: RunCheck, verdict: Verdict | None = None, **more: Any) -> tuple[Effect, ...]:
+        fields = {"verdict": verdict or self.checks[check.check], "detail": "seen", **more}
+        return self.send(
+            CheckAnswered(
+                engine=check.engine,
+                incarnation=check.incarnation,
+                number=check.number,
+                check=check.check,
+                result=CheckResult(**fields),
+            )
+        )
+
+    def answer_health(
+        self,
+        probe: ProbeHealth,
+        outcome: Outcome | None = None,
+        *,
+        status: int = 0,
+        identity: ProcessIdentity | None = None,
+        detail: str = "",
+        latency_s: float = 0.0,
+    ) -> tuple[Effect, ...]:
+        return self.send(
+            HealthAnswered(
+                engine=probe.engine,
+                incarnation=probe.incarnation,
+                number=probe.number,
+                outcome=outcome,
+                status=status,
+                identity=identity,
+                detail=detail,
+                latency_s=latency_s,
+            )
+        )
+
+    def answer_step(
+        self, probe: ProbeInference, produced: Outcome | None = None, consumed: Outcome | None = None
+    ) -> tuple[Effect, ...]:
+        return self.send(
+            InferenceAnswered(
+                engine=probe.engine,
+                incarnation=probe.incarnation,
+                number=probe.number,
+                produced=None if produced is None else leg(produced),
+                consumed=None if consumed is None else leg(consumed),
+            )
+        )
+
+    def works(self, probe: ProbeInference) -> tuple[Effect, ...]:
+        """The step comes back as it does from healthy engines."""
+        produced = None if probe.producer is None else Outcome.HANDOFF
+        return self.answer_step(probe, produced, Outcome.STREAM_COMPLETE)
+
+    def pass_probe(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Answer every step of a probe with success until it is over; returns the effects of the last."""
+        last = list(effects)
+        while asked := of(last, ProbeInference):
+            last = [x for step in asked for x in self.works(step)]
+        return last
+
+    # --- what is to be seen ---------------------------------------------------------------------------------------
+
+    def engines(self) -> tuple[EngineView, ...]:
+        return self.fleet.view(now=self.now).engines
+
+    def engine(self, name: str) -> EngineView:
+        return next(e for e in self.engines() if e.id == name)
+
+    def holds(self, name: str) -> set[Hold]:
+        return {h.kind for h in self.engine(name).holds}
+
+    def streaks(self, name: str) -> dict[FailureClass, int]:
+        return dict(self.engine(name).streaks)
+
+    def kinds(self) -> list[EventKind]:
+        return [e.kind for e in self.effects if isinstance(e, Record)]
+
+    def records(self, kind: EventKind) -> list[Record]:
+        return [e for e in self.effects if isinstance(e, Record) and e.kind is kind]
+
+    def with_settings(self, **more: Any) -> CoreSettings:
+        return replace(self.settings, **more)
+
+
+def of(effects: Iterable[Effect], kind: type[T]) -> list[T]:
+    """The effects of one kind."""
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def only(effects: Iterable[Effect], kind: type[T]) -> T:
+    """The one effect of a kind."""
+    (found,) = of(effects, kind)
+    return found

@@ -1,0 +1,188 @@
+"""The gate: joining and readmission by the checks that it has (spec R1, R3, R7, R8, C5, C8)."""
+
+import pytest
+
+from narwhal.control.core.engine import Move
+from narwhal.control.core.events import EjectCommand, EventKind, RunCheck, Woke
+from narwhal.control.core.readmission import GATE, How
+from narwhal.control.core.settings import EngineSpec
+from narwhal.vocabulary import Check, Hold, Outcome, Phase, Verdict
+from tests.core.rig import Rig, decode, of, only, prefill
+
+
+def checks(rig: Rig, engine: str) -> list[tuple[Check, Verdict]]:
+    return [(c.check, c.verdict) for c in rig.engine(engine).checks]
+
+
+def wait_for_gate(rig: Rig) -> RunCheck:
+    """Passes until a gate opens; its first check."""
+    for _ in range(1000):
+        if found := of(rig.run_pass(), RunCheck):
+            return found[0]
+    raise AssertionError("no gate was tried")
+
+
+@pytest.mark.rule("R1")
+def test_the_order_of_the_gate() -> None:
+    assert [check for check, _ in GATE] == [
+        "health",
+        "attestation",
+        "model",
+        "generation",
+        "kv_transfer",
+        "final_health",
+    ]
+
+
+@pytest.mark.rule("R8")
+def test_joining_is_tried_at_once_and_not_before_the_loop_asks() -> None:
+    rig = Rig(prefill("p"), decode("d"), joined=False)
+    assert rig.holds("d") == {Hold.JOINING}
+    assert rig.fleet.incarnations() == {"p": 0, "d": 0}
+    assert rig.fleet.next_due() == rig.now
+    asked = of(rig.send(Woke()), RunCheck)
+    assert [(c.engine, c.check, c.url, c.timeout_s) for c in asked] == [
+        ("p", Check.HEALTH, "http://p", 5.0),
+        ("d", Check.HEALTH, "http://d", 5.0),
+    ]
+    assert rig.fleet.next_due() is None
+    assert of(rig.send(Woke()), RunCheck) == []
+
+
+@pytest.mark.rule("R1", "R7", "R8")
+def test_checks_run_in_order_and_what_was_not_made_is_not_called_passed() -> None:
+    rig = Rig(decode("d"), joined=False)
+    health = only(rig.send(Woke()), RunCheck)
+    assert health.check is Check.HEALTH
+    model = only(rig.answer_check(health), RunCheck)
+    assert (model.check, model.model) == (Check.MODEL, "tiny")
+    assert rig.holds("d") == {Hold.JOINING}
+    rig.answer_check(model)
+    assert rig.holds("d") == set()
+    assert rig.fleet.incarnations() == {"d": 1}
+    expected = {Check.HEALTH: Verdict.PASS, Check.ATTESTATION: Verdict.NOT_CONFIGURED, Check.MODEL: Verdict.PASS}
+    later = [check for check, how in GATE if how is How.LATER]
+    expected |= dict.fromkeys(later, Verdict.NOT_TESTED)
+    assert checks(rig, "d") == [(c, expected[c]) for c in Check]
+    assert EventKind.ENGINE_JOINED in rig.kinds()
+
+
+@pytest.mark.rule("R7")
+def test_an_attestation_that_is_configured_is_not_shown_as_not_configured() -> None:
+    attested = EngineSpec(id="d", url="http://d", role=Phase.DECODE, attestation_url="http://d:9")
+    rig = Rig(attested, attested=True)
+    assert dict(checks(rig, "d"))[Check.ATTESTATION] is Verdict.NOT_TESTED
+
+
+@pytest.mark.rule("R1", "R8")
+@pytest.mark.parametrize("check", [Check.HEALTH, Check.MODEL])
+@pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.INCONCLUSIVE])
+def test_the_gate_stops_at_the_first_check_that_does_not_pass(check: Check, verdict: Verdict) -> None:
+    rig = Rig(prefill("p"), decode("d"), joined=False)
+    rig.checks[check] = verdict
+    rig.let_in()
+    assert rig.holds("d") == {Hold.JOINING}
+    assert checks(rig, "d")[-1] == (check, verdict)
+    assert rig.fleet.incarnations() == {"p": 0, "d": 0}
+
+
+@pytest.mark.rule("R3", "R8")
+def test_joining_is_tried_again_at_every_interval() -> None:
+    rig = Rig(decode("d"), joined=False, readmit_every=7)
+    rig.checks[Check.HEALTH] = Verdict.FAIL
+    rig.let_in()
+    for number in range(1, 4):
+        rig.answer_check(wait_for_gate(rig))
+        assert rig.now == 1000 + 7 * number
+    rig.checks[Check.HEALTH] = Verdict.PASS
+    rig.readmit("d")
+    assert rig.now == 1000 + 28
+    assert rig.holds("d") == set()
+
+
+@pytest.mark.case("C5", "C8")
+def test_a_lasting_failure_is_told_once_and_never_as_an_ejection() -> None:
+    rig = Rig(decode("d"), joined=False)
+    rig.answer_check(only(rig.send(Woke()), RunCheck), Verdict.FAIL, detail="connection refused")
+    for _ in range(5):
+        rig.answer_check(wait_for_gate(rig), Verdict.FAIL, detail="connection refused")
+    assert len(rig.records(EventKind.ENGINE_CHECK_FAILED)) == 1
+    rig.answer_check(wait_for_gate(rig), Verdict.FAIL, detail="GET /health answered 404")
+    assert len(rig.records(EventKind.ENGINE_CHECK_FAILED)) == 2
+    assert EventKind.ENGINE_EJECTED not in rig.kinds()
+
+
+def test_an_answer_to_an_older_question_or_another_check_is_dropped() -> None:
+    rig = Rig(decode("d"), joined=False)
+    health = only(rig.send(Woke()), RunCheck)
+    rig.answer_check(health, Verdict.FAIL)
+    again = wait_for_gate(rig)
+    assert rig.answer_check(health) == ()
+    before = rig.saved()
+    model = RunCheck(engine="d", url="", incarnation=0, number=again.number, check=Check.MODEL)
+    assert rig.answer_check(model) == ()
+    assert rig.saved() == before
+    assert only(rig.answer_check(again), RunCheck).check is Check.MODEL
+
+
+def test_a_check_whose_answer_never_comes_is_given_up() -> None:
+    rig = Rig(decode("d"), joined=False)
+    first = only(rig.send(Woke()), RunCheck)
+    second = wait_for_gate(rig)
+    assert second.number != first.number
+    assert rig.now >= 1015
+    assert rig.answer_check(first) == ()
+
+
+@pytest.mark.rule("R3")
+def test_an_ejected_engine_comes_back_by_itself_after_an_interval() -> None:
+    rig = Rig(prefill("p"), decode("d"), liveness_every=0)
+    rig.now += 100
+    rig.report("d", Outcome.REFUSED, count=3)
+    out_at = rig.now
+    assert rig.engine("d").gate_in_s == 10
+    rig.readmit("d")
+    assert rig.now == out_at + 10
+    assert rig.holds("d") == set()
+    assert EventKind.ENGINE_READMITTED in rig.kinds()
+
+
+@pytest.mark.rule("R3")
+def test_the_interval_doubles_with_each_ejection_soon_after_a_return() -> None:
+    rig = Rig(prefill("p"), decode("d"), liveness_every=0, readmit_every=10, relapse_window_s=60.0)
+    rig.now += 1000
+    waited = []
+    for _ in range(8):
+        rig.send(EjectCommand(engine="d", reason="flaps"))
+        waited.append(rig.engine("d").gate_in_s)
+        rig.readmit("d")
+        rig.now += 59.9
+    assert waited == [10, 20, 40, 80, 160, 300, 300, 300]
+    rig.now += 0.1
+    rig.send(EjectCommand(engine="d", reason="once more"))
+    assert rig.engine("d").gate_in_s == 10
+
+
+@pytest.mark.rule("R3")
+def test_a_failed_gate_is_tried_again_at_the_same_interval() -> None:
+    rig = Rig(prefill("p"), decode("d"), liveness_every=0)
+    rig.now += 1000
+    rig.report("d", Outcome.REFUSED, count=3)
+    out_at = rig.now
+    rig.checks[Check.HEALTH] = Verdict.FAIL
+    for number in range(1, 4):
+        rig.answer_check(wait_for_gate(rig))
+        assert rig.now == out_at + 10 * number
+
+
+@pytest.mark.rule("R3")
+def test_a_drained_engine_does_not_go_through_the_gate_by_itself() -> None:
+    rig = Rig(prefill("p"), decode("d"), liveness_every=0)
+    rig.report("d", Outcome.REFUSED, count=3)
+    rig.fleet._engines["d"].place(Hold.DRAIN, "asked for", now=rig.now)
+    for _ in range(30):
+        assert not of(rig.run_pass(), RunCheck)
+    rig.fleet._engines["d"].lift(Hold.DRAIN)
+    rig.readmit("d")
+    assert rig.holds("d") == set()
+    assert rig.fleet._engines["d"].may(Move.EJECT)
