@@ -191,8 +191,10 @@ class Leader:
         term, loop = self._term, self.loop
         self.standing = Standing.STOPPED
         if term is not None and loop is not None:
-            with contextlib.suppress(TimeoutError, StoreError):
+            try:
                 await asyncio.wait_for(loop.writer.write(), LAST_WRITE_S)
+            except Exception as error:
+                log.warning("the last state handoff was not stored", error=str(error) or type(error).__name__)
             loop.fence("shutting down")
             with contextlib.suppress(TimeoutError, StoreError):
                 await asyncio.wait_for(self._store.release(loop.lease), RELEASE_S)

@@ -82,8 +82,8 @@ class HandoffWriter:
         async with self._turn:
             if self._over:
                 raise LeaseLost(self._over)
-            snapshot = self._snapshot()
             self._failing = True  # unless it is seen to succeed
+            snapshot = self._snapshot()
             try:
                 await self._store.save(self.lease, snapshot.document)
             except StoreError as error:
@@ -123,7 +123,7 @@ class HandoffWriter:
         try:
             while not self._over and not self.mark.covers(self._wanted):
                 await self.write()
-        except StoreError:
+        except Exception:
             return  # told and counted by the next pass, which tries again
 
     def _tell(self) -> None:
