@@ -224,7 +224,7 @@ class EngineConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """The client does not read: neither do we."""
-        if not self.paused and self._transport is not None:
+        if not self.paused and self._transport is not None and not self._transport.is_closing():
             self.paused = True
             self._transport.pause_reading()
 
@@ -233,7 +233,7 @@ class EngineConnection(asyncio.Protocol):
         if self.paused:
             self.paused = False
             self.heard = True  # silence while we did not listen is not the engine's
-            if self._transport is not None:
+            if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def check(self, now: float) -> None:

@@ -4,8 +4,9 @@ writes down."""
 import asyncio
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
@@ -213,6 +214,19 @@ def request_bytes(body: Any, *, headers: str = "", route: str = "/v1/completions
     data = body if isinstance(body, bytes) else orjson.dumps(body)
     head = f"POST {route} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextmanager
+def full_listener() -> Iterator[str]:
+    """The address of a listener whose queue is full: connection attempts get no answer."""
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        yield f"http://127.0.0.1:{full.getsockname()[1]}"
 
 
 # --- engines that send exactly what a test says ---

@@ -20,6 +20,7 @@ from tests.proxy.harness import (
     chunk,
     data_path,
     entry,
+    full_listener,
     on_uvloop,
     placed,
     prefill_answer,
@@ -584,6 +585,30 @@ async def test_stopping_lets_streams_finish_within_the_grace_and_refuses_new_wor
         for got in await asyncio.gather(*running):
             assert got.body == token() + DONE
         await asyncio.wait_for(stopping, 5.0)
+
+
+@pytest.mark.case("F21")
+@on_uvloop
+async def test_who_waits_without_a_leg_is_told_too() -> None:
+    """In the queue at once, while connecting and while sending the body when the grace is over."""
+    with full_listener() as url:
+        serving = {"max_connections": 1, "queue_capacity": 5, "queue_timeout_s": 30}
+        async with data_path(placed({"p": url}, {"d": url}), settings(serving=serving)) as path:
+            connecting = asyncio.create_task(path.post(BODY))
+            await until(lambda: path.data.inflight.legs.get("p"))
+            queued = asyncio.create_task(path.post(BODY))
+            await until(lambda: path.data.admission.waiting)
+            reader, writer = await path.raw(POST + b"Content-Length: 99\r\n\r\n{")
+            stopping = asyncio.create_task(path.data.stop(0.3))
+            assert (await queued).error["code"] == "draining"
+            assert not connecting.done()
+            assert (await connecting).error["code"] == "draining"
+            status, _, body = await asyncio.wait_for(read_answer(reader), 5.0)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+            writer.close()
+            await asyncio.wait_for(stopping, 5.0)
+            assert path.reporter.outcomes == [Outcome.LOCAL]
+            assert path.reporter.results == [RequestResult.REJECTED] * 3
 
 
 @pytest.mark.case("F21")

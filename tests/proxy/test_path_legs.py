@@ -28,6 +28,7 @@ from tests.proxy.harness import (
     chunk,
     data_path,
     entry,
+    full_listener,
     on_uvloop,
     placed,
     prefill_answer,
@@ -356,28 +357,14 @@ async def test_case_D12_each_limit_is_the_setting_and_nothing_else(  # noqa: PLR
 )
 @on_uvloop
 async def test_case_D12_connecting_has_its_own_limit(engine_s: float, request_s: float, outcome: Outcome) -> None:
-    # A listener whose queue is full answers no connection attempt.
-    full = socket.socket()
-    full.bind(("127.0.0.1", 0))
-    full.listen(0)
-    url = f"http://127.0.0.1:{full.getsockname()[1]}"
-    waiting = []
-    for _ in range(3):
-        filler = socket.socket()
-        filler.setblocking(False)
-        filler.connect_ex(full.getsockname())
-        waiting.append(filler)
     chosen = settings(engine={"connect_timeout_s": engine_s}, serving={"request_timeout_s": request_s})
-    try:
+    with full_listener() as url:
         async with data_path(placed({"p": url}, {"d": url}), chosen) as path:
             started = time.monotonic()
             got = await path.post()
             assert 0.25 < time.monotonic() - started < 0.3 + SLACK_S
             assert got.status == 504
             assert path.reporter.outcomes == [outcome]
-    finally:
-        for sock in (*waiting, full):
-            sock.close()
 
 
 @pytest.mark.case("D12")
