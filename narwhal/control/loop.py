@@ -5,6 +5,7 @@ timer for the instant the fleet names. The lease is looked at before anything ha
 """
 
 import asyncio
+import copy
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -24,7 +25,7 @@ from narwhal.control.core.events import (
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import to_document
 from narwhal.control.core.publication import PlacementContent, publishable
-from narwhal.control.core.view import FleetView
+from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.probes import Request
 from narwhal.control.publisher import Publisher
 from narwhal.control.store.base import Lease, Store
@@ -68,7 +69,8 @@ class ControlLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._content: PlacementContent | None = None
         self._version = 0
-        self._input_failures: list[StageFailure] = []
+        self._input_failures: list[StageFailure] = []  # since the last pass
+        self._told_failures: frozenset[StageFailure] = frozenset()  # of the last pass
         self._over = ""
         self.writer = HandoffWriter(
             store=store, lease=lease, snapshot=self._snapshot, stored=self._settle_soon, lost=self.fence, results=writes
@@ -103,15 +105,25 @@ class ControlLoop:
         finally:
             self._handling = False
 
-    async def ask(self, event: Input) -> None:
-        """Takes a command; returns once the handoff that holds what was decided is stored.
+    async def ask(self, event: Input) -> tuple[Effect, ...]:
+        """Takes a command; returns its effects once the handoff that holds what was decided is stored.
 
         Raises NotLeading when the term is, or comes to be, over before, and whatever the core raises.
         """
         if not self._may_act():
             raise NotLeading(self._over)
-        self._take(event)
+        effects = self._take(event)
         await self.writer.durable(self._mark())
+        return effects
+
+    def rehearse(self, event: Input) -> tuple[Effect, ...]:
+        """What a command would bring about now; nothing is changed. Raises as `ask` does.
+
+        The core itself is asked, on a copy: what it says of a command that changes much is what it would do.
+        """
+        if not self._may_act():
+            raise NotLeading(self._over)
+        return copy.deepcopy(self._fleet).handle(event, now=self._clock.monotonic())
 
     def take(self, batch: Batch) -> Mark:
         """Takes a report. `durable` of the mark tells when it may be acknowledged (spec S6).
@@ -144,14 +156,18 @@ class ControlLoop:
     def pass_ended(self, failures: tuple[StageFailure, ...]) -> None:
         """A monitor pass is over. Events that could not be handled since the last one count as failures of it."""
         failed, self._input_failures = self._input_failures, []
-        known = {(f.stage, f.error_class) for f in failures}
-        extra = tuple(f for f in failed if (f.stage, f.error_class) not in known)
+        self._told_failures = frozenset(failed)
+        known = {(f.stage, f.error_class): f for f in (*reversed(failed), *failures)}
         order = list(Stage)
-        self.post(PassEnded(failures=tuple(sorted((*failures, *extra), key=lambda f: order.index(f.stage)))))
+        self.post(PassEnded(failures=tuple(sorted(known.values(), key=lambda f: order.index(f.stage)))))
 
     def view(self) -> FleetView:
         """What the fleet looks like now."""
         return self._fleet.view(now=self._clock.monotonic(), stored=self.writer.incarnations)
+
+    def explain(self, engine: str) -> Explanation:
+        """Why an engine is, or is not, eligible. Raises `CommandRefusedError` for an unknown one."""
+        return self._fleet.explain(engine, now=self._clock.monotonic(), stored=self.writer.incarnations)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -198,14 +214,20 @@ class ControlLoop:
         except Exception as error:
             self._input_failed(Stage.CONTROLLER, error)
 
-    def _take(self, event: Input) -> None:
-        self._perform(self._fleet.handle(event, now=self._clock.monotonic()))
+    def _take(self, event: Input) -> tuple[Effect, ...]:
+        effects = self._fleet.handle(event, now=self._clock.monotonic())
+        self._perform(effects)
         self._settle_soon()
+        return effects
 
     def _input_failed(self, stage: Stage, error: Exception) -> None:
         """An event that the core could not handle is a fault of ours: it shows in /ready, in events and in metrics."""
-        log.error("event not handled", stage=stage.value, exc_info=error)
-        self._input_failures.append(StageFailure(stage=stage, error_class=type(error).__name__, message=str(error)))
+        failure = StageFailure(stage=stage, error_class=type(error).__name__, message=str(error))
+        if failure in self._input_failures:
+            return
+        self._input_failures.append(failure)
+        if failure not in self._told_failures:
+            log.error("event not handled", stage=stage.value, exc_info=error)
 
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:

@@ -91,6 +91,9 @@ class ControlMetrics(Collector):
         totals: Samples = [((e.id, str(k.failure)), k.total) for e in engines for k in e.evidence]
         words = "Failures counted as evidence since this term began."
         yield self._counter("evidence_total", words, totals, ("engine", "class"))
+        gates: Samples = [((e.id, str(v), check), n) for e in engines for (v, check), n in e.gates.items()]
+        words = "Tries of the gate since this term began, by the check that decided; none where all passed."
+        yield self._counter("readmissions_total", words, gates, ("engine", "result", "check"))
 
     def _counted(self, view: FleetView) -> Iterator[Metric]:
         """What was counted as it was told, of the engines that the fleet still has."""
@@ -129,6 +132,5 @@ class ControlMetrics(Collector):
 # Counters that the observer keeps: name, meaning, labels beside the fleet's; the engine comes first.
 _COUNTED = (
     ("ejections_total", "Engines taken out of placement.", ("engine", "cause")),
-    ("readmissions_total", "Tries of the gate, by the check that decided.", ("engine", "result", "check")),
     ("probes_total", "Checks and probes that were answered.", ("engine", "kind", "result")),
 )

@@ -12,12 +12,20 @@ import structlog
 
 from narwhal.clock import Clock
 from narwhal.control.core.events import Answer, CheckAnswered, EventKind, HealthAnswered, Record
+from narwhal.control.core.evidence import Action
 from narwhal.vocabulary import Outcome, Verdict
 
 # Kinds that an operator may have to act on; everything else is information.
 _WARNINGS = frozenset(
     {
         EventKind.ENGINE_CHECK_FAILED,
+        EventKind.ENGINE_EJECTED,
+        EventKind.HOLD_PLACED,
+        EventKind.LAST_ENGINE_KEPT,
+        EventKind.RELAPSED,
+        EventKind.PRODUCER_BLAMED,
+        EventKind.CONTROL_CUT_OFF,
+        EventKind.PROXY_SUSPECT,
         EventKind.PROXY_LOST,
         EventKind.PLACEMENT_REFUSED,
         EventKind.STAGE_FAILED,
@@ -52,6 +60,11 @@ class Observer:
         self._news = asyncio.Event()
         self._counted: dict[str, Counter[tuple[str, ...]]] = {}
 
+    @property
+    def sequence(self) -> int:
+        """Of the newest entry; 0 before the first."""
+        return self._sequence
+
     def record(self, record: Record) -> None:
         """Tells everybody of one event."""
         self._sequence += 1
@@ -65,12 +78,9 @@ class Observer:
         """Counts an answer of an engine. Every one, though only a change of it is told."""
         match answer:
             case CheckAnswered():
-                result = answer.result.verdict
-                self.count("probes_total", answer.engine, answer.check, result)
-                if result in (Verdict.FAIL, Verdict.INCONCLUSIVE):
-                    self.count("readmissions_total", answer.engine, result, answer.check)
+                self.count("probes_total", answer.engine, answer.check, answer.result.verdict)
             case HealthAnswered():
-                self.count("probes_total", answer.engine, "health probe", _verdict(answer.outcome))
+                self.count("probes_total", answer.engine, Action.HEALTH_PROBE, _verdict(answer.outcome))
 
     def count(self, name: str, *labels: str) -> None:
         """Adds one to a counter. The first label is the engine."""
@@ -84,8 +94,9 @@ class Observer:
         match record.kind:
             case EventKind.ENGINE_EJECTED:
                 self.count("ejections_total", record.engine, record.fields.get("cause", ""))
-            case EventKind.ENGINE_JOINED | EventKind.ENGINE_READMITTED:
-                self.count("readmissions_total", record.engine, Verdict.PASS, "")
+            case EventKind.PROBE_ENDED if record.fields["kind"] == Action.INFERENCE_PROBE:
+                # Each took several answers, and what they amount to is the core's to say.
+                self.count("probes_total", record.engine, Action.INFERENCE_PROBE, record.fields["result"])
             case EventKind.ENGINE_REMOVED:
                 for counter in self._counted.values():
                     for labels in [labels for labels in counter if labels[0] == record.engine]:

@@ -6,7 +6,7 @@ library; messages to subscribers go out as the bytes that the publisher serialis
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -43,13 +43,18 @@ async def refuse_standby(context: Any, leader: Leader) -> NoReturn:
     """Ends a call that only the active takes, and says who that is."""
     owner = leader.owner
     metadata = {"active": owner.address, "holder": owner.holder} if owner is not None else {}
-    info = error_details_pb2.ErrorInfo(reason="NOT_ACTIVE", domain="narwhal", metadata=metadata)
     words = f"{leader.readiness().reason}; " + (
         f"the active is {owner.address}" if owner else "the active is not known"
     )
+    await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, words, reason="NOT_ACTIVE", metadata=metadata)
+
+
+async def refuse(
+    context: Any, code: grpc.StatusCode, words: str, *, reason: str, metadata: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Ends a call with an error whose details name the reason, for programs."""
     detail = AnyMessage()
-    detail.Pack(info)
-    code = grpc.StatusCode.FAILED_PRECONDITION
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="narwhal", metadata=metadata))
     status = status_pb2.Status(code=code.value[0], message=words, details=[detail])
     await context.abort(code, words, (("grpc-status-details-bin", status.SerializeToString()),))
     raise AssertionError("abort returned")
