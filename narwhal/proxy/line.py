@@ -4,7 +4,8 @@ The worker inherits its end. It carries the worker's orders and its answers, and
 gone: there is no file to clean up, and no worker outlives its supervisor unnoticed.
 
 To a worker: `start` (once, first), `ask` (answer with `state`), `settings` (the fleet file was read again).
-From a worker: `serving` (it accepts connections), `state`, `draining` (seconds that it will take at most).
+From a worker: `begun` (it speaks to control), `serving` (it accepts connections), `state`, `draining` (seconds that it
+will take at most).
 """
 
 import asyncio

@@ -35,9 +35,9 @@ class Worker:
     start: Start
     process: asyncio.subprocess.Process
     line: Line
-    serving: asyncio.Event
     answered: asyncio.Event
     grace: "asyncio.Future[float]"  # seconds that its drain takes at most, once it drains
+    begun: bool = False  # it speaks to control from now on, and ends in good order when told
     state: dict[str, Any] | None = None
 
 
@@ -120,9 +120,7 @@ class Supervisor:
                 pass_fds=(theirs.fileno(), self._listener.fileno()),
             )
         start = replace(self._template, slot=slot, boot=int(self._clock.wall() * 1e6))
-        worker = Worker(
-            start, process, await Line.open(ours), asyncio.Event(), asyncio.Event(), asyncio.Future[float]()
-        )
+        worker = Worker(start, process, await Line.open(ours), asyncio.Event(), asyncio.Future[float]())
         worker.line.send("start", start.as_message())
         self._slots[slot] = worker
         _log.info("worker started", proxy=str(start.proxy), pid=process.pid)
@@ -169,9 +167,8 @@ class Supervisor:
             del self._slots[worker.start.slot]
         if worker.state is not None:
             self._gone = merge([self._gone, worker.state["metrics"] | {"gauges": {}}])
-        if status == 0:
-            if not self._stopping.is_set():
-                _log.warning("worker ended", proxy=str(worker.start.proxy), pid=worker.process.pid)
+        if status == 0 or (self._stopping.is_set() and not worker.begun):
+            _log.info("worker ended", proxy=str(worker.start.proxy), pid=worker.process.pid)
             return
         how = f"status {status}" if status is None or status > 0 else f"signal {-status}"
         _log.error("worker died", proxy=str(worker.start.proxy), pid=worker.process.pid, reason=how)
@@ -200,8 +197,9 @@ class Supervisor:
             if kind == "state":
                 worker.state = content
                 worker.answered.set()
+            elif kind == "begun":
+                worker.begun = True
             elif kind == "serving":
-                worker.serving.set()
                 self._first.set()
             elif kind == "draining" and not worker.grace.done():
                 worker.grace.set_result(content)

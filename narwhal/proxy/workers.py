@@ -103,6 +103,7 @@ class Worker:
         """Serve until told to end. Returns the exit status."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._signalled)
+        self._line.send("begun")
         work = [
             asyncio.create_task(self._view.run()),
             asyncio.create_task(self._reporter.run()),
