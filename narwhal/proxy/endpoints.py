@@ -14,10 +14,10 @@ import structlog
 from aiohttp import web
 
 from narwhal.clock import Clock
+from narwhal.connectors.base import BadRequest, ClientRequest, Connector, Route
 from narwhal.proxy.admission import Admission, RetryBudget, Ticket, Waiting
 from narwhal.proxy.attempt import Fault
 from narwhal.proxy.client import Client, ClientServer, Dates
-from narwhal.proxy.connectors.base import BadRequest, ClientRequest, Connector, Route
 from narwhal.proxy.errors import Refusal, Reply, reply
 from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics

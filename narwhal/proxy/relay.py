@@ -14,12 +14,12 @@ import structlog
 
 from narwhal.clock import Clock
 from narwhal.config import ProxySettings
+from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
 from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
 from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Limits, Result
-from narwhal.proxy.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
 from narwhal.proxy.errors import Reply, reply
 from narwhal.proxy.legs import Legs
 from narwhal.proxy.metrics import Metrics

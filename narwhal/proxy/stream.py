@@ -7,9 +7,9 @@ is whole, nothing longer. It cannot see: engines, retries, reports.
 import asyncio
 from typing import Protocol
 
+from narwhal.connectors.sse import Event, classify, find_end
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.outcome import OUTCOMES, LegKind, Seen
-from narwhal.proxy.sse import Event, classify, find_end
 from narwhal.vocabulary import Outcome
 
 MAX_EVENT_BYTES = 4_194_304  # one event, or all that comes before the first token

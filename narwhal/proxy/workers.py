@@ -24,11 +24,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from narwhal.clock import RealClock
 from narwhal.config import ProxySettings
+from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.logs import setup_logging
 from narwhal.proxy.accepting import Acceptor
 from narwhal.proxy.attempt import Fault
 from narwhal.proxy.backlog import Backlog
-from narwhal.proxy.connectors.vllm_nixl import VllmNixl
 from narwhal.proxy.endpoints import DataPath
 from narwhal.proxy.errors import reply
 from narwhal.proxy.line import Line, Start

@@ -11,8 +11,8 @@ import uvloop
 
 from narwhal.clock import RealClock
 from narwhal.config import ProxySettings
+from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
-from narwhal.proxy.connectors.vllm_nixl import VllmNixl
 from narwhal.proxy.endpoints import DataPath
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from scripts.real_engines.rawhttp import Exchange, Request, send
+from scripts.real_engines.rawhttp import LINGER_S, Exchange, Request, send
 
 MODEL = "tiny"
 PRODUCE = {
@@ -59,6 +59,7 @@ class Pace:
     hang_s: float = 8.0
     leave_s: float = 1.0
     answer_s: float = 60.0
+    linger_s: float = LINGER_S
 
 
 def describe(exchange: Exchange) -> dict[str, Any]:
@@ -137,8 +138,14 @@ class Bench(ABC):
         on_piece: Callable[[Exchange], None] | None = None,
     ) -> Exchange:
         """Makes one exchange and keeps it under the name of the step."""
+        pace = self.pace
         exchange = send(
-            self.url(who), request, timeout_s=timeout_s or self.pace.answer_s, enough=enough, on_piece=on_piece
+            self.url(who),
+            request,
+            timeout_s=timeout_s or pace.answer_s,
+            linger_s=pace.linger_s,
+            enough=enough,
+            on_piece=on_piece,
         )
         self.note(who, step, request, describe(exchange))
         return exchange

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# How long an idle connection is watched, to see whether the server closes it with its answer.
+# How long, in seconds, a connection is watched after an answer, to see whether the server closes it.
 LINGER_S = 0.15
 
 
@@ -166,8 +166,8 @@ def read_chunks(reader: Reader, enough: Callable[[Exchange], bool]) -> str:
             return "left"
 
 
-def still_open(sock: socket.socket) -> bool:
-    readable, _, _ = select.select([sock], [], [], LINGER_S)
+def still_open(sock: socket.socket, linger_s: float) -> bool:
+    readable, _, _ = select.select([sock], [], [], linger_s)
     try:
         return not readable or bool(sock.recv(1))
     except OSError:
@@ -179,6 +179,7 @@ def send(
     request: Request,
     *,
     timeout_s: float = 60.0,
+    linger_s: float = LINGER_S,
     enough: Callable[[Exchange], bool] = lambda _: False,
     on_piece: Callable[[Exchange], None] | None = None,
 ) -> Exchange:
@@ -203,7 +204,7 @@ def send(
             exchange.end = read_body(reader, request.method, asked) if read_head(reader) else "closed"
             exchange.end_s = reader.elapsed()
             if exchange.end == "complete":
-                exchange.connection = "kept" if still_open(sock) else "closed"
+                exchange.connection = "kept" if still_open(sock, linger_s) else "closed"
     except ConnectionRefusedError:
         exchange.end = "refused"
     except TimeoutError:

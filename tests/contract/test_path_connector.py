@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from narwhal.proxy.connectors.base import ClientRequest, HandoffUnusable, Route
-from narwhal.proxy.connectors.vllm_nixl import VllmNixl
+from narwhal.connectors.base import ClientRequest, HandoffUnusable, Route
+from narwhal.connectors.vllm_nixl import VllmNixl
 
 # As vLLM 0.32 answered.
 CAPTURED: dict[str, Any] = {

@@ -14,7 +14,7 @@ from scripts.real_engines.bench import MODEL, Bench, Fault, Pace, Who
 from scripts.real_engines.engines import Settings
 
 # Everything that takes long on real engines is short here; the situations ask their bench how long to wait.
-PACE = Pace(kv_lease_s=1.0, frozen_s=0.6, hang_s=0.6, leave_s=0.2, answer_s=15.0)
+PACE = Pace(kv_lease_s=1.0, frozen_s=0.6, hang_s=0.6, leave_s=0.2, answer_s=15.0, linger_s=0.03)
 STATES = {Fault.FREEZE: "frozen", Fault.FREEZE_CORE: "core-stopped"}
 ENDS = {Fault.THAW: "frozen", Fault.THAW_CORE: "core-stopped"}
 ACTS = {Fault.TERMINATE: "terminated", Fault.KILL: "killed", Fault.KILL_CORE: "core-killed"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from narwhal.proxy.connectors.base import BadRequest, ClientRequest, Handoff, HandoffUnusable, Route
+from narwhal.connectors.base import BadRequest, ClientRequest, Handoff, HandoffUnusable, Route
 
 HANDOFF_FIELD = "kv_transfer_params"
 
