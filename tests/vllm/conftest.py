@@ -77,11 +77,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[engines.Eng
 def stack(pair: tuple[engines.Engine, engines.Engine, Path]) -> Iterator[Stack]:
     """`narwhal-serve` on the pair, ready; ended by SIGTERM, which must be clean."""
     prefill, decode, run = pair
-    http_port, grpc_port, control_port = (engines.free_port() for _ in range(3))
+    http_port, grpc_port, control_port, admin_port = (engines.free_port() for _ in range(4))
     log = run / "narwhal.log"
     words = [str(Path(sys.executable).with_name("narwhal-serve")), "--fleet", str(run / "fleet.yaml")]
     words += ["--http", f"127.0.0.1:{http_port}", "--grpc", f"127.0.0.1:{grpc_port}"]
-    words += ["--control-http", f"127.0.0.1:{control_port}", "--log-format", "json"]
+    words += ["--control-http", f"127.0.0.1:{control_port}", "--admin", f"127.0.0.1:{admin_port}"]
+    words += ["--log-format", "json"]
     with log.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     url = f"http://127.0.0.1:{http_port}"
