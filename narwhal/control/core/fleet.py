@@ -42,6 +42,7 @@ from narwhal.control.core.evidence import CLASS_OF, Seen
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
+from narwhal.control.core.invariants import check
 from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
@@ -56,13 +57,9 @@ from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.reports import ProxyKey
-from narwhal.vocabulary import Check, Hold, Phase, Stage, Verdict
+from narwhal.vocabulary import Check, Phase, Stage, Verdict
 
 HISTORY_KEPT = 50  # records of each engine
-
-
-class InvariantBrokenError(AssertionError):
-    """The state is one that no correct history leads to."""
 
 
 class Fleet:
@@ -94,11 +91,13 @@ class Fleet:
             models=self._models,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
+        self._seen: tuple[Candidate, ...] | None = None  # coverage and admission, as looked at last
+        self._closed = ""
         self._reason: str | None = None  # of not being ready, as told last
         self._kept: frozenset[str] = frozenset()  # by last-engine protection, as told last
         self._picture = Picture(
             settings,
-            self._engines,
+            self._roster,
             monitor=self._monitor,
             proxies=self._proxies,
             tallies=self._tallies,
@@ -112,6 +111,7 @@ class Fleet:
         for engine in self._engines.values():
             if engine.standing is Standing.JOINING:
                 self._readmission.join(engine, now=now)
+        self._picture.candidates(now)
 
     def _load(self, saved: SavedFleet, now: float) -> None:
         self._tallies.requests = saved.requests
@@ -156,9 +156,8 @@ class Fleet:
 
     def next_due(self) -> float | None:
         """When `handle(Woke())` is wanted next, None for never. May lie in the past: then at once."""
-        dues = [due for engine in self._engines.values() for due in engine.due()]
-        prompt = self._readmission.next_due()
-        return min((*dues, prompt) if prompt is not None else dues, default=None)
+        dues = (self._picture.boundary, self._readmission.next_due())
+        return min((due for due in dues if due is not None), default=None)
 
     def _decide(self, event: Input, now: float) -> list[Decision]:
         decisions: list[Decision] = []
@@ -317,6 +316,9 @@ class Fleet:
 
     def _expire(self, now: float) -> list[Effect]:
         """Holds end at their deadline, whatever woke us."""
+        self._picture.candidates(now)
+        if self._picture.boundary is None or now < self._picture.boundary:
+            return []
         return [
             telling.hold_ended(engine.id, held.kind, f"its time is over; it was for: {held.reason}")
             for engine in self._engines.values()
@@ -325,19 +327,27 @@ class Fleet:
 
     def _settle(self, effects: list[Effect], now: float) -> tuple[Effect, ...]:
         """Tell what has changed in sum; keep the history; check that the state is one that may be."""
-        candidates = self._picture.candidates(now)
-        effects += self._protection(candidates)
+        effects += self._summed_up(now)
+        for effect in effects:
+            if isinstance(effect, Record) and effect.engine in self._engines:
+                kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
+                kept.append((now, effect.message))
+        check(self._engines, self._readmission.gates, self._suspicions.known)
+        return tuple(effects)
+
+    def _summed_up(self, now: float) -> list[Effect]:
+        """What an operator should hear when coverage or readiness is another than before."""
+        candidates, closed = self._picture.candidates(now), self._picture.closed()
+        if candidates is self._seen and closed == self._closed:
+            return []
+        self._seen, self._closed = candidates, closed
+        effects = self._protection(candidates)
         reason = self._picture.not_ready(candidates)
         if reason != self._reason:
             self._reason = reason
             kind = EventKind.NOT_READY if reason else EventKind.READY
             effects.append(Record(kind=kind, message=f"not ready: {reason}" if reason else "ready"))
-        for effect in effects:
-            if isinstance(effect, Record) and effect.engine in self._engines:
-                kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
-                kept.append((now, effect.message))
-        self._check_invariants()
-        return tuple(effects)
+        return effects
 
     def _protection(self, candidates: tuple[Candidate, ...]) -> list[Effect]:
         """Tell of engines that serve in spite of soft holds, once each."""
@@ -348,19 +358,6 @@ class Fleet:
             telling.kept(engine, " and ".join(p for p in Phase if p in phases[engine]))
             for engine in sorted(self._kept - before)
         ]
-
-    def _check_invariants(self) -> None:
-        for engine in self._engines.values():
-            standing = engine.standing
-            if not engine.incarnation and standing is not Standing.JOINING:
-                raise InvariantBrokenError(f"{engine.id} is {standing} and was never admitted")
-            if (engine.id in self._readmission.gates) == (standing is Standing.IN_SERVICE):
-                raise InvariantBrokenError(f"{engine.id} is {standing}, and its gate says otherwise")
-            suspicion = self._suspicions.known.get(engine.id)
-            if suspicion is not None and standing is not Standing.IN_SERVICE:
-                raise InvariantBrokenError(f"{engine.id} is {standing} and suspected")
-            if (Hold.VERIFICATION in engine.holds) != (suspicion is not None and suspicion.held):
-                raise InvariantBrokenError(f"{engine.id}: verification hold without a suspicion, or the reverse")
 
     # --- what is to be stored -----------------------------------------------------------------------------------------
 
@@ -400,7 +397,7 @@ class Fleet:
 
     def placement(self, *, now: float) -> PlacementContent:
         """What proxies should know, before `publication.publishable`."""
-        return self._picture.placement(revision=self.revision, now=now)
+        return self._picture.placement(now=now)
 
     def view(self, *, now: float, stored: Mapping[str, int] | None = None) -> FleetView:
         """Everything there is to show. With `stored` (incarnations of the newest stored handoff) phases are those that

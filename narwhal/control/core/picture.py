@@ -13,6 +13,7 @@ from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.publication import PlacementContent, outside, unstored
 from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.render import engine_view, entry
+from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
@@ -27,7 +28,7 @@ class Picture:
     def __init__(
         self,
         settings: CoreSettings,
-        engines: Mapping[str, Engine],
+        roster: Roster,
         *,
         monitor: Monitor,
         proxies: Proxies,
@@ -37,36 +38,41 @@ class Picture:
         suspicions: Suspicions,
     ) -> None:
         self._settings = settings
-        self._engines = engines
+        self._roster = roster
+        self._engines = roster.engines
         self._monitor = monitor
         self._proxies = proxies
         self._tallies = tallies
         self._witnesses = witnesses
         self._readmission = readmission
         self._suspicions = suspicions
-        self._content: tuple[tuple[int, str], float | None, PlacementContent] | None = None
+        self._revision = -1
+        self._candidates: tuple[Candidate, ...] = ()
+        self._content: PlacementContent | None = None
+        self.boundary: float | None = None  # when an engine changes by itself next, as of the last `candidates`
 
     def configure(self, settings: CoreSettings) -> None:
         """The fleet file changed."""
         self._settings = settings
 
-    def placement(self, *, revision: int, now: float) -> PlacementContent:
-        """What proxies should know. Made anew only when a durable decision (`revision`), admission or time has changed
-        it: whatever else happens leaves it as it is.
-        """
-        closed = self.closed()
-        key = (revision, closed)
-        if self._content is not None and self._content[0] == key:
-            due = self._content[1]
-            if due is None or now < due:
-                return self._content[2]
-        candidates = self.candidates(now)
-        phases = cover(candidates)
-        engines = {e.id: entry(e, candidates, phases[e.id], now=now) for e in self._engines.values()}
-        content = PlacementContent(closed=closed, engines=engines, candidates=candidates)
-        due = min((at for e in self._engines.values() for at in e.due() if at > now), default=None)
-        self._content = (key, due, content)
-        return content
+    def candidates(self, now: float) -> tuple[Candidate, ...]:
+        """What coverage is computed from: the same tuple until a durable decision, or time, has changed it."""
+        revision = self._roster.decided
+        if revision != self._revision or (self.boundary is not None and now >= self.boundary):
+            self._revision = revision
+            self._candidates = tuple(engine.candidate(now=now) for engine in self._engines.values())
+            self.boundary = min((due for engine in self._engines.values() for due in engine.due()), default=None)
+            self._content = None
+        return self._candidates
+
+    def placement(self, *, now: float) -> PlacementContent:
+        """What proxies should know: the same object until it changes."""
+        candidates, closed = self.candidates(now), self.closed()
+        if self._content is None or self._content.closed != closed:
+            phases = cover(candidates)
+            engines = {e.id: entry(e, candidates, phases[e.id], now=now) for e in self._engines.values()}
+            self._content = PlacementContent(closed=closed, engines=engines, candidates=candidates)
+        return self._content
 
     def view(self, *, stored: Mapping[str, int] | None, now: float) -> FleetView:
         """Everything there is to show."""
@@ -112,10 +118,6 @@ class Picture:
             limit=self._settings.eject_after,
             now=now,
         )
-
-    def candidates(self, now: float) -> tuple[Candidate, ...]:
-        """What coverage is computed from."""
-        return tuple(engine.candidate(now=now) for engine in self._engines.values())
 
     def closed(self) -> str:
         """Why admission is closed for everybody; empty when it is open."""
