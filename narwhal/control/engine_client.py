@@ -66,16 +66,21 @@ class EngineClient:
         # Waiting for a connection is bounded apart from what is done with it, so the seats are counted here.
         self._seats = asyncio.Semaphore(settings.connections)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keepalive_s),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s),
-        )
+
+        def session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+            timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s)
+            return aiohttp.ClientSession(
+                connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout
+            )
+
+        self._session = session(aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keepalive_s))
+        # A connection that the engine closed while it was idle fails what is sent on it. The library sends a GET once
+        # more; what must not be sent twice gets a connection of its own (spec V9).
+        self.fresh = session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     @asynccontextmanager
-    async def seat(self, what: str) -> AsyncIterator[aiohttp.ClientSession]:
-        """One reserved connection. Raises NoAnswer (LOCAL) when none is free in time."""
+    async def seat(self, what: str) -> AsyncIterator[None]:
+        """One reserved connection at a time. Raises NoAnswer (LOCAL) when none is free in time."""
         wait_s = self.settings.pool_timeout_s
         try:
             async with asyncio.timeout(wait_s):
@@ -83,24 +88,25 @@ class EngineClient:
         except TimeoutError:
             raise NoAnswer(Outcome.LOCAL, f"{what}: no control connection within {wait_s:g} s") from None
         try:
-            yield self._session
+            yield
         finally:
             self._seats.release()
 
     async def get(self, base: str, path: str, *, timeout_s: float) -> Answer:
         """GET `path` of the engine at `base`. Raises NoAnswer."""
         what = f"GET {path}"
-        async with self.seat(what) as session:
+        async with self.seat(what):
             try:
                 async with asyncio.timeout(timeout_s):
-                    async with session.get(base.rstrip("/") + path, allow_redirects=False) as response:
-                        return Answer(status=response.status, body=await _bounded(response, what))
+                    async with self._session.get(base.rstrip("/") + path, allow_redirects=False) as response:
+                        return Answer(status=response.status, body=await whole(response))
             except (aiohttp.ClientError, OSError) as error:  # time-outs are OSErrors
                 raise self.told(what, error, timeout_s) from error
 
     async def close(self) -> None:
         """Drops every connection."""
         await self._session.close()
+        await self.fresh.close()
 
     def told(self, what: str, error: Exception, timeout_s: float) -> NoAnswer:
         """A client library's error as ours, in words that name no address."""
@@ -132,10 +138,11 @@ def _by_class(error: Exception) -> tuple[Outcome, str]:
     return Outcome.RESET, f"not an HTTP answer ({type(error).__name__})"
 
 
-async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:
+async def whole(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Raises ClientPayloadError when it is cut short, or too large to be what was asked for."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > LARGEST_ANSWER:
-            raise NoAnswer(Outcome.ANSWER_CUT, f"{what} answered more than {LARGEST_ANSWER} bytes")
+            raise aiohttp.ClientPayloadError(f"more than {LARGEST_ANSWER} bytes")
     return bytes(body)

@@ -18,13 +18,15 @@ from narwhal.control.core.events import (
     CheckResult,
     HealthAnswered,
     ProbeHealth,
+    ProbeInference,
     ProcessIdentity,
     RunCheck,
 )
 from narwhal.control.engine_client import EngineClient, NoAnswer, ProbeSettings
+from narwhal.control.inference import probe_inference
 from narwhal.vocabulary import Check, Outcome, Verdict
 
-Request = RunCheck | ProbeHealth
+Request = RunCheck | ProbeHealth | ProbeInference
 
 log = structlog.get_logger()
 
@@ -154,7 +156,11 @@ def _started_at(metrics: bytes) -> float:
 # --- running them -----------------------------------------------------------------------------------------------------
 
 Runner = Callable[[EngineClient, Any, Clock], Awaitable[Answer]]
-RUNNERS: Mapping[type[Request], Runner] = {RunCheck: run_check, ProbeHealth: probe_health}
+RUNNERS: Mapping[type[Request], Runner] = {
+    RunCheck: run_check,
+    ProbeHealth: probe_health,
+    ProbeInference: probe_inference,
+}
 
 
 class Probes:
