@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NewType, Protocol
 
 
 class Route(StrEnum):
@@ -35,12 +35,7 @@ class ClientRequest:
     raw: bytes  # the body that decode legs get, but for the handoff: the client's own bytes where that is possible
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
-    """A checked KV handoff: the descriptor as JSON, whole."""
-
-    descriptor: bytes
-    producer_id: str  # the KV engine id that the producer gave itself
+Handoff = NewType("Handoff", bytes)  # a checked KV handoff: the descriptor as JSON, whole
 
 
 class Connector(Protocol):

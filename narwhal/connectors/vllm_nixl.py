@@ -81,13 +81,13 @@ class VllmNixl:
         if not isinstance(descriptor, dict):
             raise HandoffUnusable(f"no {HANDOFF_FIELD} object")
         check_descriptor(descriptor)
-        return Handoff(orjson.dumps(descriptor), descriptor["remote_engine_id"])
+        return Handoff(orjson.dumps(descriptor))
 
     def decode_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
         """The client's own bytes with the handoff as one more member at the end."""
         raw = request.raw
         # What was parsed as an object that has a `model` ends in a brace and is not empty.
-        return b'%b,"kv_transfer_params":%b}' % (raw[: raw.rindex(b"}")], handoff.descriptor)
+        return b'%b,"kv_transfer_params":%b}' % (raw[: raw.rindex(b"}")], handoff)
 
 
 def check_descriptor(descriptor: dict[str, Any]) -> None:

@@ -55,14 +55,6 @@ class Sink(Protocol):
         """The body has ended as HTTP wants it."""
 
 
-class Limits(NamedTuple):
-    """Until when an exchange may last; instants are monotonic seconds."""
-
-    due: float  # the engine's limit
-    quiet_s: float  # above 0: `due` moves to this long after every byte
-    deadline: float  # the request's own
-
-
 Result = Answer | LegEnd
 
 
@@ -88,6 +80,7 @@ class EngineConnection(asyncio.Protocol):
         "_head_done",
         "_interim",
         "_keep",
+        "_loop",
         "_lost",
         "_now",
         "_parser",
@@ -119,6 +112,7 @@ class EngineConnection(asyncio.Protocol):
         self.url = url
         self._done = done
         self._lost = lost
+        self._loop = asyncio.get_running_loop()
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Result] | None = None
@@ -156,15 +150,29 @@ class EngineConnection(asyncio.Protocol):
         return self._waiter is not None
 
     def start(
-        self, head: bytes, body: bytes, kind: LegKind, limits: Limits, stream: Sink | None = None
+        self,
+        head: bytes,
+        body: bytes,
+        kind: LegKind,
+        *,
+        due: float,
+        quiet_s: float,
+        deadline: float,
+        stream: Sink | None = None,
     ) -> "asyncio.Future[Result]":
-        """Send a request. The future gets an `Answer`, or a `LegEnd` when there is none or a stream has ended."""
+        """Send a request. The future gets an `Answer`, or a `LegEnd` when there is none or a stream has ended.
+
+        Instants are monotonic seconds: `due` is the engine's limit, and with `quiet_s` it moves to that long after
+        every byte; `deadline` is the request's own.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             seen = Seen.CLOSED_BEFORE
             return self.never(LegEnd(OUTCOMES[seen][kind], idle_closed=self.reused, detail=seen.value))
         self.kind = kind
-        self.due, self.quiet_s, self.deadline = limits
+        self.due = due
+        self.quiet_s = quiet_s
+        self.deadline = deadline
         self.idle_since = 0.0
         self._stream = stream
         self._sink = None
@@ -173,7 +181,7 @@ class EngineConnection(asyncio.Protocol):
         self._head_done = self._complete = self._touched = self.heard = False
         self._size = 0
         self._parts = []
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = self._loop.create_future()
         if len(body) <= _JOINED_WRITE_BYTES:
             transport.write(head + body)
         else:

@@ -19,7 +19,7 @@ from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
 from narwhal.proxy.client import Client
-from narwhal.proxy.connection import Answer, EngineConnection, Limits, Result
+from narwhal.proxy.connection import Answer, EngineConnection, Result
 from narwhal.proxy.errors import Reply, reply
 from narwhal.proxy.legs import Legs
 from narwhal.proxy.metrics import Metrics
@@ -329,16 +329,19 @@ class Relay:
             client.trace_line,
             len(body),
         )
-        return connection.start(head, body, leg.kind, self._limits(leg, now), stream)
+        limit_s, quiet_s = self._limits(leg.kind)
+        return connection.start(
+            head, body, leg.kind, due=now + limit_s, quiet_s=quiet_s, deadline=self._due, stream=stream
+        )
 
-    def _limits(self, leg: Leg, now: float) -> Limits:
+    def _limits(self, kind: LegKind) -> tuple[float, float]:
+        """(seconds that the engine gets, seconds that it gets anew after every byte or 0)."""
+        if kind is LegKind.PREFILL:
+            return self._settings.serving.prefill_timeout_s, 0.0
         engine = self._settings.engine
-        if leg.kind is LegKind.PREFILL:
-            return Limits(now + self._settings.serving.prefill_timeout_s, 0.0, self._due)
-        if leg.kind is LegKind.ANSWER:
-            return Limits(now + engine.decode_read_timeout_s, engine.decode_read_timeout_s, self._due)
-        first_s = engine.kv_first_pull_timeout_s if self._first_pull else engine.first_token_timeout_s
-        return Limits(now + first_s, 0.0, self._due)
+        if kind is LegKind.ANSWER:
+            return engine.decode_read_timeout_s, engine.decode_read_timeout_s
+        return (engine.kv_first_pull_timeout_s if self._first_pull else engine.first_token_timeout_s), 0.0
 
     # --- what was seen ---
 
@@ -387,13 +390,10 @@ class Relay:
                 stream.fail(told.event)
         elif self._answer is not None:
             answer = self._answer
-            encoding = answer.header(b"content-encoding")
-            client.send(
-                answer.status,
-                answer.body,
-                answer.header(b"content-type") or "application/json",
-                extra=f"Content-Encoding: {encoding}\r\n" if encoding else "",
-            )
+            extra = ""
+            if b"content-encoding" in answer.head.lower():
+                extra = f"Content-Encoding: {answer.header(b'content-encoding')}\r\n"
+            client.send(answer.status, answer.body, answer.header(b"content-type") or "application/json", extra=extra)
         if client.connection.writing_paused:
             await client.connection.drained(0.0 if self._cut else self._due - self._shared.clock.monotonic())
 

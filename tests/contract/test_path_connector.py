@@ -59,7 +59,6 @@ def test_a_handoff_goes_on_whole(name: str) -> None:
     connector = VllmNixl()
     sent = json.loads(answer(**GOOD[name]))["kv_transfer_params"]
     handoff = connector.handoff(answer(**GOOD[name]))
-    assert handoff.producer_id == "prefill-0"
     for body in (b'{"model": "m", "prompt": "a"}', b' {"model":"m","messages":[{"role":"user","content":"}"}]}\r\n\t'):
         route = Route.CHAT if b"messages" in body else Route.COMPLETIONS
         request: ClientRequest = connector.parse(route, body)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narwhal.proxy.attempt import LegEnd
-from narwhal.proxy.connection import Answer, EngineConnection, Limits
+from narwhal.proxy.connection import Answer, EngineConnection
 from narwhal.proxy.outcome import LegKind
 from narwhal.proxy.stream import StreamRelay
 from narwhal.vocabulary import Outcome
@@ -25,7 +25,7 @@ EVENTS = [
     ERROR_EVENT,
     DONE,
 ]
-FAR = Limits(1e12, 0.0, 1e12)
+FAR = 1e12
 
 
 class Engine(asyncio.Transport):
@@ -81,7 +81,7 @@ def relayed(segments: list[bytes]) -> tuple[bytes, LegEnd | Answer | None, int]:
         connection = EngineConnection("http://x", freed.append, lambda _: None)
         connection.connection_made(engine)
         stream = StreamRelay(connection, client, client, b"", chunked=True)
-        waiter = connection.start(b"", b"", LegKind.FIRST_TOKEN, FAR, stream)
+        waiter = connection.start(b"", b"", LegKind.FIRST_TOKEN, due=FAR, quiet_s=0.0, deadline=FAR, stream=stream)
         for segment in segments:
             if engine.aborted:
                 break
