@@ -25,35 +25,18 @@ from narwhal.control.metrics import ControlMetrics
 from narwhal.control.observe import Observer
 from narwhal.control.plan import make_plan
 from narwhal.control.publisher import Publisher
-from narwhal.control.servers import Servers, StartError, advertised, credentials
+from narwhal.control.servers import Servers, advertised, credentials
 from narwhal.control.service import OutcomeService, PlacementService
 from narwhal.control.store.base import Store, StoreError
 from narwhal.control.store.file import FileStore
 from narwhal.control.writer import NotLeading
+from narwhal.daemon import Address, StartError, give_up
 from narwhal.logs import LogFormat, setup_logging
 
 # Sections of the fleet file that are read at the start only.
 _FIXED = ("store", "lease", "tls", "auth")
 
 log = structlog.get_logger()
-
-
-class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT; an IPv6 host stands in brackets. Port 0 takes any free one."""
-
-    name = "HOST:PORT"
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        """The host and the port."""
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = value.rpartition(":")
-        bare = host.removeprefix("[").removesuffix("]")
-        if not colon or not bare or not port.isdecimal() or int(port) > 65535 or (":" in bare) != host.startswith("["):
-            self.fail(f"must be HOST:PORT, got {value!r}", param, ctx)
-        return bare, int(port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,5 +213,4 @@ def main(  # noqa: PLR0917 - click passes them by name
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
     except StartError as error:
-        click.echo(f"narwhal-control: {error}", err=True)
-        sys.exit(error.code)
+        give_up("narwhal-control", error)

@@ -12,43 +12,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from narwhal.config import TlsConfig
+from narwhal.daemon import StartError, bound, joined, listen
 
 GRACE_S = 0.3  # for streams to take their last message
 HEALTH_LOOK_S = 0.25
 SERVICES = ("narwhal.v1.PlacementService", "narwhal.v1.OutcomeService", "narwhal.v1.FleetService")
 
 
-class StartError(Exception):
-    """The process cannot start, or cannot go on. The message is for the operator; `code` is the exit status."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def joined(host: str, port: int) -> str:
-    """HOST:PORT of an address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def advertised(address: str) -> str:
     """What others reach a listening address by: the host's name where it listens on all interfaces."""
     host, _, port = address.rpartition(":")
     return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address
-
-
-def bind(address: tuple[str, int], what: str) -> tuple[str, int]:
-    """The address with its port, free a moment ago. Raises StartError: the libraries say less about what is wrong."""
-    host, port = address
-    try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(resolved)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise StartError(f"cannot listen on {joined(host, port)} ({what}): {reason}") from error
-    return host, port
 
 
 def credentials(tls: TlsConfig) -> grpc.ServerCredentials | None:
@@ -83,7 +57,8 @@ class Servers:
 
     def bind_grpc(self, address: tuple[str, int], secure: grpc.ServerCredentials | None) -> None:
         """Takes the port; nothing is answered before `start`. Raises StartError."""
-        host, port = bind(address, "gRPC")
+        host, port = address
+        listen(address, "gRPC").close()  # the library says less about what is wrong
         wanted = joined(host, port)
         try:
             if secure is not None:
@@ -104,14 +79,11 @@ class Servers:
 
     async def start_http(self, application: web.Application, address: tuple[str, int]) -> None:
         """Answers HTTP from now on. Raises StartError."""
-        host, port = bind(address, "HTTP")
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=GRACE_S)
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            raise StartError(f"cannot listen on {joined(host, port)} (HTTP): {error.strerror or error}") from error
-        self.http_address = joined(host, self._runner.addresses[0][1])
+        listener = listen(address, "HTTP")
+        await web.SockSite(self._runner, listener).start()
+        self.http_address = joined(*bound(listener))
 
     async def follow(self, control_ready: Callable[[], bool]) -> None:
         """Keeps the health service up with `control_ready`, until cancelled.

@@ -312,7 +312,7 @@ async def test_the_probes_of_an_engine_that_is_removed_end(asked: Asked, served:
     asked.probes.configure(SETTINGS, frozenset({"kept"}))
     await until(lambda: asked.answers)
     assert [a.engine for a in asked.answers] == ["kept"]
-    assert asked.probes.running == 0
+    await until(lambda: asked.probes.running == 0)
 
 
 async def test_other_settings_count_from_the_next_probe_on_and_end_none(asked: Asked, served: Engines) -> None:
