@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,8 +28,8 @@ MODEL = "sim-model"
 BIN = Path(sys.executable).parent
 
 
-async def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> Any:
-    """The first true value of `condition`; fails when there is none in time."""
+async def until(condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = WAIT_S) -> Any:
+    """The first true value of `condition`; fails, with `what`, when there is none in time."""
     last: Any = None
     try:
         async with asyncio.timeout(within_s):
@@ -40,16 +41,21 @@ async def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_
                     return last
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s: {what} (last: {last!r})") from None
+        words = what if isinstance(what, str) else what()
+        raise AssertionError(f"not within {within_s:g} s: {words} (last: {last!r})") from None
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
+    """Ports that were free a moment ago, all different, and none that the kernel gives to outgoing connections."""
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            port = random.randrange(20_000, 32_000)
+            each = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 @dataclass
@@ -81,8 +87,12 @@ class Program:
 
     async def ended(self, within_s: float = WAIT_S) -> int:
         """Its exit status."""
-        await until(lambda: self.process.poll() is not None, f"{self.name} ends\n{self.tail()}", within_s)
+        await until(lambda: self.process.poll() is not None, lambda: f"{self.name} ends\n{self.tail()}", within_s)
         return self.process.returncode
+
+    def must_live(self) -> None:
+        """Fail when it has ended."""
+        assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}\n{self.tail()}"
 
     def tail(self) -> str:
         """The end of its log, for a failure's text."""
@@ -160,11 +170,11 @@ class Stage:
         program = self.run(name, *arguments, "--log-format", "json")
 
         def listens() -> dict[str, Any] | None:
-            assert program.process.poll() is None, f"{name} ended with {program.process.returncode}\n{program.tail()}"
+            program.must_live()
             said = [e for e in program.events("listening") if name != "narwhal-serve" or "control_http" in e]
             return said[0] if said else None
 
-        said = await until(listens, f"{name} listens\n{program.tail()}")
+        said = await until(listens, lambda: f"{name} listens\n{program.tail()}")
         assert said is not None
         program.at = {key: said[key] for key in ("http", "admin", "grpc", "control_http") if key in said}
         return program
@@ -174,7 +184,12 @@ class Stage:
         chosen = names or ("p1", "p2", "d1", "d2")
         pairs = [argument for name in chosen for argument in ("--engine", f"{name}={self.ports[name]}")]
         program = self.run("narwhal-sim", *pairs, "--tpot-ms", str(tpot_ms), *arguments)
-        await until(lambda: any("ready" in e for e in program.events()), f"engines are ready\n{program.tail()}")
+
+        def are_ready() -> bool:
+            program.must_live()
+            return any("ready" in e for e in program.events())
+
+        await until(are_ready, lambda: f"engines are ready\n{program.tail()}")
         return program
 
     async def control(self, *arguments: str) -> Program:
@@ -212,7 +227,7 @@ class Stage:
                 return (await self.get(address, "/ready"))[0] == 200
             return False
 
-        await until(look, f"{address} is ready\n" + "\n".join(p.tail() for p in self.programs))
+        await until(look, lambda: f"{address} is ready\n" + "\n".join(p.tail() for p in self.programs))
 
     async def status(self, control: str) -> fleet_pb2.FleetStatus:
         """The fleet's status, of the control process at this gRPC address. Tries again while it is away."""
