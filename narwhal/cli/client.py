@@ -1,14 +1,15 @@
 """The control service as `narwhalctl` calls it: finds the active process, asks it, and translates what it says.
 
-The only module of the command line that sees gRPC and the generated code; everything goes out as a value of
-`narwhal.cli.model` or as an exception of this module. Reads only: a call that failed may simply be made again.
+The only module of the command line that sees gRPC; everything goes out as a value of `narwhal.cli.model` or as an
+exception of this module. A read that failed may simply be made again. Of a call that changes something only NOT_ACTIVE
+says for certain that nothing was done, so only then is it made again.
 
 A process that does not lead answers FAILED_PRECONDITION with a `google.rpc.ErrorInfo` of reason NOT_ACTIVE in the
 status details; its metadata name the `active` as HOST:PORT and the `holder`, as far as the process knows them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,12 +18,13 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc, placement_pb2, placement_pb2_grpc
-from narwhal.cli import model
+from narwhal.cli import messages, model
 from narwhal.cli.options import AnswerIsNo, ControlUnreachable
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # deadline of one question
+LOOK_S = 2.0  # how often it asks how a long call goes on, and whether the process behind it still leads
 _CHANNEL_OPTIONS = (
     # A control plane is inside: a web proxy of the operator's shell has no part in it.
     ("grpc.enable_http_proxy", 0),
@@ -66,12 +68,53 @@ class Control:
         if not fleet.ready and fleet.reason in model.NOT_LEADING:
             raise NotActive(f"{self.address}: not active: {fleet.reason}", "")
         known = await self.proxies() if proxies else ()
-        return _status(fleet, self.address, known)
+        return messages.status(fleet, self.address, known)
 
     async def proxies(self) -> tuple[model.Proxy, ...]:
         """The proxy workers that are known, connected or lost."""
         answer = await self._ask(self._fleet.ListProxies, fleet_pb2.ListProxiesRequest())
-        return tuple(_proxy(message) for message in answer.proxies)
+        return tuple(messages.proxy(message) for message in answer.proxies)
+
+    async def explain(self, engine: str) -> model.Explanation:
+        """Why an engine is, or is not, eligible."""
+        answer = await self._ask(self._fleet.ExplainEngine, fleet_pb2.ExplainEngineRequest(engine_id=engine))
+        return model.Explanation(
+            engine=messages.engine(answer.engine),
+            lines=tuple(answer.lines),
+            history=tuple(model.Told(age_s=told.age_s, message=told.message) for told in answer.history),
+        )
+
+    async def eject(self, engine: str, *, reason: str, dry_run: bool) -> model.Done:
+        """Takes an engine out of placement."""
+        request = fleet_pb2.EjectEngineRequest(engine_id=engine, reason=reason, dry_run=dry_run)
+        answer = await self._change(self._fleet.EjectEngine, request, timeout_s=CALL_TIMEOUT_S)
+        return model.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
+
+    async def probe(self, engine: str, *, dry_run: bool, progress: Callable[[str], None]) -> model.Probed:
+        """Probes an engine and returns when that has ended. `progress` is told what it waits for, when that changes."""
+        request = fleet_pb2.ProbeEngineRequest(engine_id=engine, dry_run=dry_run)
+        # However long it takes: while the process behind it leads and answers other questions, it is at it.
+        call = asyncio.ensure_future(self._change(self._fleet.ProbeEngine, request, timeout_s=None))
+        said = ""
+        try:
+            while not (await asyncio.wait({call}, timeout=LOOK_S))[0]:
+                waiting = await self._suspicion(engine)
+                if waiting not in ("", said):
+                    progress(waiting)
+                said = waiting
+        finally:
+            await cancelled([call])
+        answer = call.result()
+        return model.Probed(engine=engine, dry_run=dry_run, told=tuple(answer.told), verdict=answer.verdict)
+
+    async def _suspicion(self, engine: str) -> str:
+        """What is being found out about an engine while a probe of it is waited for."""
+        try:
+            status = await self.status(proxies=False)
+        except Unreachable as error:
+            # As it is, NotActive would have the probe begun anew elsewhere.
+            raise Lost(f"{error}, while the probe was waited for; it may go on: see narwhalctl events") from error
+        return next((known.suspicion for known in status.engines if known.id == engine), "")
 
     async def events(self, *, after: int = 0, follow: bool = False) -> AsyncGenerator[model.Event]:
         """Events after a sequence, oldest first; ends after the newest, or goes on with new ones when it follows."""
@@ -79,7 +122,7 @@ class Control:
         # Without following the events that are kept are an answer like any other, and have its deadline.
         call = self._fleet.WatchEvents(request, timeout=None if follow else CALL_TIMEOUT_S)
         async for message in self._messages(call):
-            yield _event(message)
+            yield messages.event(message)
 
     async def placements(self, *, name: str, follow: bool = True) -> AsyncGenerator[model.Placement]:
         """The newest placement, then every later one; only the newest, within the deadline, when it does not follow.
@@ -93,10 +136,14 @@ class Control:
         async for message in self._messages(call):
             kind = message.WhichOneof("message")
             if kind == "snapshot":
-                held = _snapshot(message.snapshot)
+                held = messages.snapshot(message.snapshot)
                 yield held
             elif kind == "change":
-                held = _changed(self.address, held, message.change)
+                before, held = held, messages.changed(held, message.change)
+                if held is None:
+                    base = f"{message.change.epoch}.{message.change.base_version}"
+                    have = before.order if before else "none"
+                    raise Lost(f"{self.address}: a change is based on placement {base}, held is {have}")
                 yield held
             elif kind == "farewell":
                 raise Lost(f"{self.address}: ended the stream: {message.farewell.reason}")
@@ -106,6 +153,16 @@ class Control:
             return await method(request, timeout=CALL_TIMEOUT_S)
         except aio.AioRpcError as error:
             raise _translated(self.address, error) from error
+
+    async def _change(self, method: Callable[..., Awaitable[T]], request: Any, *, timeout_s: float | None) -> T:
+        """A call that changes something, unless it is answered NotActive or Refused."""
+        try:
+            return await method(request, timeout=timeout_s)
+        except aio.AioRpcError as error:
+            translated = _translated(self.address, error)
+            if isinstance(translated, Unreachable) and not isinstance(translated, NotActive):
+                raise Lost(f"{translated}; it may have been done all the same: see narwhalctl events") from error
+            raise translated from error
 
     async def _messages(self, call: aio.UnaryStreamCall[Any, Any]) -> AsyncGenerator[Any]:
         """The messages of a stream. Ends the call whatever happens: a dropped one leaves its handler behind."""
@@ -220,6 +277,8 @@ def _translated(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
         return Unreachable(f"{address}: {words or 'unavailable'}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unreachable(f"{address}: no control service of this kind: {details}")
+    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
+        return Refused(details)  # a whole sentence about the fleet
     return Refused(f"{address}: {code.name.lower().replace('_', ' ')}: {details}")
 
 
@@ -231,144 +290,3 @@ def _error_info(error: aio.AioRpcError) -> error_details_pb2.ErrorInfo:
                 if detail.Unpack(info):
                     return info
     return info
-
-
-def _status(message: fleet_pb2.FleetStatus, address: str, proxies: tuple[model.Proxy, ...]) -> model.Status:
-    monitor, totals = message.monitor, message.totals
-    return model.Status(
-        fleet=message.fleet,
-        model=message.model,
-        ready=message.ready,
-        reason=message.reason,
-        control=model.ControlProcess(
-            address=address,
-            ready=message.control_ready,
-            epoch=message.epoch,
-            holder=message.holder,
-            version=message.version,
-        ),
-        monitor=model.Monitor(
-            passes=monitor.passes,
-            failure_streak=monitor.failure_streak,
-            degraded=monitor.degraded,
-            errors=tuple(
-                model.StageError(
-                    stage=e.stage, error_class=e.error_class, count=e.count, message=e.message, age_s=e.age_s
-                )
-                for e in monitor.errors
-            ),
-        ),
-        engines=tuple(_engine(engine) for engine in message.engines),
-        proxies=proxies,
-        totals=model.Totals(
-            served=totals.served,
-            failed=totals.failed,
-            rejected=totals.rejected,
-            cancelled=totals.cancelled,
-            retried=totals.retried,
-        ),
-    )
-
-
-def _engine(message: fleet_pb2.EngineStatus) -> model.Engine:
-    return model.Engine(
-        id=message.id,
-        url=message.url,
-        role=_phase(message.role),
-        pinned=message.pinned,
-        incarnation=message.incarnation,
-        phases=tuple(_phase(phase) for phase in message.phases),
-        weight=message.weight,
-        inflight=message.inflight,
-        holds=tuple(
-            model.Hold(
-                kind=hold.kind,
-                reason=hold.reason,
-                age_s=hold.age_s,
-                remaining_s=hold.remaining_s if hold.HasField("remaining_s") else None,
-                effective=hold.effective,
-            )
-            for hold in message.holds
-        ),
-        streaks=_sorted(message.streaks),
-        checks=tuple(
-            model.Check(check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s)
-            for c in message.checks
-        ),
-        outcomes=_sorted(message.outcomes),
-    )
-
-
-def _proxy(message: fleet_pb2.ProxyStatus) -> model.Proxy:
-    return model.Proxy(
-        id=message.proxy.id,
-        slot=message.proxy.slot,
-        boot=message.proxy.boot,
-        address=message.address,
-        pid=message.pid,
-        connected=message.connected,
-        acked_epoch=message.acked_epoch,
-        acked_version=message.acked_version,
-        lag=message.lag,
-        refused_version=message.refused_version,
-        refused_reason=message.refused_reason,
-        silent_s=message.silent_s,
-        resident={residency.engine_id: residency.legs for residency in message.resident},
-    )
-
-
-def _event(message: fleet_pb2.Event) -> model.Event:
-    return model.Event(
-        sequence=message.sequence,
-        at=message.at,
-        kind=message.kind,
-        message=message.message,
-        engine=message.engine_id,
-        proxy=message.proxy,
-        fields=_sorted(message.fields),
-    )
-
-
-def _snapshot(message: placement_pb2.Snapshot) -> model.Placement:
-    engines = tuple(_placed(engine) for engine in message.engines)
-    return model.Placement(epoch=message.epoch, version=message.version, closed=message.closed, engines=engines)
-
-
-def _changed(address: str, held: model.Placement | None, message: placement_pb2.Change) -> model.Placement:
-    """`held` after a change. Raises `Lost` when it is based on another placement: a new stream brings a snapshot."""
-    if held is None or (held.epoch, held.version) != (message.epoch, message.base_version):
-        have = held.order if held else "none"
-        raise Lost(f"{address}: a change is based on placement {message.epoch}.{message.base_version}, held is {have}")
-    engines = {engine.id: engine for engine in held.engines if engine.id not in message.removed}
-    engines.update({engine.id: _placed(engine) for engine in message.engines})
-    return model.Placement(
-        epoch=message.epoch, version=message.version, closed=message.closed, engines=tuple(engines.values())
-    )
-
-
-def _placed(message: placement_pb2.EnginePlacement) -> model.PlacedEngine:
-    remaining_s = message.quarantine_remaining_s if message.HasField("quarantine_remaining_s") else None
-    return model.PlacedEngine(
-        id=message.id,
-        url=message.url,
-        role=_phase(message.role),
-        phases=tuple(_phase(phase) for phase in message.phases),
-        incarnation=message.incarnation,
-        weight=message.weight,
-        pinned=message.pinned,
-        holds=tuple(message.holds),
-        quarantine_remaining_s=remaining_s,
-        phases_after_quarantine=tuple(_phase(phase) for phase in message.phases_after_quarantine),
-        max_inflight=message.max_inflight,
-        max_inflight_tokens=message.max_inflight_tokens,
-    )
-
-
-def _phase(number: int) -> str:
-    """The word of a phase; a number that this client does not know is shown as it is."""
-    known = placement_pb2.Phase.DESCRIPTOR.values_by_number.get(number)
-    return known.name.removeprefix("PHASE_").lower() if known else str(number)
-
-
-def _sorted(counts: Mapping[str, T]) -> dict[str, T]:
-    return {key: counts[key] for key in sorted(counts)}

@@ -19,12 +19,15 @@ from narwhal.cli.options import Settings, global_options
 COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("narwhal.cli.main:completion", "Print the completion script of a shell."),
     "config": ("narwhal.cli.commands.config:config", "Check, show and describe fleet files."),
+    "eject": ("narwhal.cli.commands.eject:eject", "Take an engine out of placement, until its gate passes."),
     "engines": (
         "narwhal.cli.commands.engines:engines",
         "Show every engine: what it serves and what keeps work off it.",
     ),
     "events": ("narwhal.cli.commands.events:events", "Show what happened, oldest first, one line an event."),
+    "explain": ("narwhal.cli.commands.explain:explain", "Say why an engine is, or is not, eligible."),
     "placement": ("narwhal.cli.commands.placement:placement", "Show the placement that proxies work by."),
+    "probe": ("narwhal.cli.commands.probe:probe", "Probe an engine now and wait for the answer."),
     "proxies": (
         "narwhal.cli.commands.proxies:proxies",
         "Show every proxy worker: its placement, lag and legs in flight.",

@@ -37,6 +37,42 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The newest failure of a class, as the proxy saw it, or control itself."""
+
+    words: str  # the rest of these, said in one line
+    outcome: str
+    status: int  # HTTP status; 0 when there was none
+    detail: str
+    phase: str  # of the leg; empty where control's own probe saw it
+    proxy: str  # as id/slot; empty where control saw it itself
+    producer: str  # of the KV handoff; empty for none
+    request_id: str
+    age_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What counts against an engine in one failure class."""
+
+    failure_class: str
+    streak: int  # 0 when a success has cleared it
+    limit: int  # the streak at which it is acted upon
+    total: int  # counted since this epoch began
+    last: Failure | None  # None where a takeover handed on the streak only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """One answer to a health probe."""
+
+    detail: str
+    outcome: str  # empty for a 200
+    latency_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine."""
 
@@ -52,6 +88,45 @@ class Engine:
     streaks: Mapping[str, int]  # consecutive failures by class, without zeros
     checks: tuple[Check, ...]
     outcomes: Mapping[str, int]  # legs by outcome over the fleet's life
+    evidence: tuple[Evidence, ...]  # classes with a streak, or with a failure in this epoch
+    producers: tuple[str, ...]  # whose KV handoffs its failed decode legs read, newest first
+    misses: int  # liveness sweeps in a row in which it was silent
+    suspicion: str  # what is being found out about it; empty for nothing
+    gate_in_s: float | None  # until its gate is tried next; None for an engine in service
+    health: tuple[Health, ...]  # newest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One thing that was told of an engine."""
+
+    age_s: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why an engine is, or is not, eligible."""
+
+    engine: Engine
+    lines: tuple[str, ...]  # the whole answer in words, most important first
+    history: tuple[Told, ...]  # newest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a command brought about, or of a dry run would have."""
+
+    engine: str
+    dry_run: bool
+    told: tuple[str, ...]  # in the words of the events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed(Done):
+    """What a probe came to."""
+
+    verdict: str  # pass, fail or inconclusive; empty for a dry run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +185,12 @@ class Proxy:
     acked_epoch: int
     acked_version: int  # 0 when it has acknowledged nothing yet
     lag: int  # versions behind
-    refused_version: int  # refused last and not got past; 0 for none
+    refused_epoch: int  # of the placement refused last and not got past; 0 for none
+    refused_version: int
     refused_reason: str
     silent_s: float
     resident: Mapping[str, int]  # legs in flight by engine
+    suspect: str  # why it is thought to be the fault itself; empty when it is not
 
     @property
     def name(self) -> str:

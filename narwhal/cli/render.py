@@ -8,7 +8,7 @@ is drawn, folded or cut, every empty cell is `-`, and columns are two or more sp
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -197,6 +197,13 @@ def _rich_table(table: Table) -> RichTable:
     for row in _rows(table)[ruled:]:
         made.add_row(*map(_rich, row))
     return made
+
+
+def done(told: Iterable[str], *, dry_run: bool) -> Iterator[Block]:
+    """What a command brought about, one line each; of a dry run what it would have."""
+    if dry_run:
+        yield Line(Say("nothing was changed; without --dry-run:", Tone.WARN))
+    yield from map(Line, told)
 
 
 def age(seconds: float) -> str:

@@ -25,6 +25,14 @@ class FakeControl:
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.silent = threading.Event()  # while set, no call is answered
         self.asked_after: list[int] = []  # `after` of every WatchEvents call
+        self.explanation = fleet_pb2.Explanation()
+        self.told: list[str] = []  # what commands bring about
+        self.verdict = "pass"
+        self.ejections: list[fleet_pb2.EjectEngineRequest] = []
+        self.probes: list[fleet_pb2.ProbeEngineRequest] = []
+        self.probing = threading.Event()  # while set, a probe does not end
+        self.command_error: grpc.StatusCode | None = None  # a command's answer, with the words of `told`
+        self.leads_no_more = 0  # so many commands find that it does not lead
         self._watching = 0  # open WatchPlacement calls
         self._events: list[fleet_pb2.Event] = []
         self._placements: list[placement_pb2.PlacementMessage] = []
@@ -39,6 +47,15 @@ class FakeControl:
                 ),
                 "ListProxies": grpc.unary_unary_rpc_method_handler(
                     self._list_proxies, fleet.ListProxiesRequest.FromString, fleet.ListProxiesResponse.SerializeToString
+                ),
+                "ExplainEngine": grpc.unary_unary_rpc_method_handler(
+                    self._explain, fleet.ExplainEngineRequest.FromString, fleet.Explanation.SerializeToString
+                ),
+                "EjectEngine": grpc.unary_unary_rpc_method_handler(
+                    self._eject, fleet.EjectEngineRequest.FromString, fleet.EjectEngineResponse.SerializeToString
+                ),
+                "ProbeEngine": grpc.unary_unary_rpc_method_handler(
+                    self._probe, fleet.ProbeEngineRequest.FromString, fleet.ProbeEngineResponse.SerializeToString
                 ),
                 "WatchEvents": grpc.unary_stream_rpc_method_handler(
                     self._watch_events, fleet.WatchEventsRequest.FromString, fleet.Event.SerializeToString
@@ -98,6 +115,33 @@ class FakeControl:
     def _list_proxies(self, request: fleet_pb2.ListProxiesRequest, context: Any) -> fleet_pb2.ListProxiesResponse:
         self._lead(context)
         return fleet_pb2.ListProxiesResponse(proxies=self.proxies)
+
+    def _explain(self, request: fleet_pb2.ExplainEngineRequest, context: Any) -> fleet_pb2.Explanation:
+        self._lead(context)
+        if request.engine_id != self.explanation.engine.id:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no engine {request.engine_id} in this fleet")
+        return self.explanation
+
+    def _eject(self, request: fleet_pb2.EjectEngineRequest, context: Any) -> fleet_pb2.EjectEngineResponse:
+        self.ejections.append(request)
+        self._command(context)
+        return fleet_pb2.EjectEngineResponse(told=self.told)
+
+    def _probe(self, request: fleet_pb2.ProbeEngineRequest, context: Any) -> fleet_pb2.ProbeEngineResponse:
+        self.probes.append(request)
+        self._command(context)
+        while self.probing.is_set() and context.is_active() and not self._stopped:
+            with self._news:
+                self._news.wait(0.05)
+        return fleet_pb2.ProbeEngineResponse(verdict="" if request.dry_run else self.verdict, told=self.told)
+
+    def _command(self, context: Any) -> None:
+        self._lead(context)
+        if self.leads_no_more:
+            self.leads_no_more -= 1
+            self._not_active(context, "")
+        if self.command_error is not None:
+            context.abort(self.command_error, *self.told)
 
     def _watch_events(self, request: fleet_pb2.WatchEventsRequest, context: Any) -> Iterator[fleet_pb2.Event]:
         self._lead(context)

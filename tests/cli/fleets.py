@@ -41,6 +41,46 @@ def wounded() -> fleet_pb2.FleetStatus:
                 ],
                 streaks={"connection": 3, "timeout": 1},
                 outcomes={"stream_complete": 800, "refused": 3},
+                evidence=[
+                    fleet_pb2.EvidenceStatus(
+                        failure_class="connection",
+                        streak=3,
+                        limit=4,
+                        total=5,
+                        last=fleet_pb2.FailureStatus(
+                            words="decode leg: refused (connecting), on edge/1, handoff of prefill-0, request r-17",
+                            outcome="refused",
+                            detail="connecting",
+                            phase=DECODE,
+                            proxy="edge/1",
+                            producer_id="prefill-0",
+                            request_id="r-17",
+                            age_s=131,
+                        ),
+                    ),
+                    fleet_pb2.EvidenceStatus(failure_class="timeout", streak=1, limit=4),
+                    fleet_pb2.EvidenceStatus(
+                        failure_class="overload",
+                        limit=4,
+                        total=2,
+                        last=fleet_pb2.FailureStatus(
+                            words="HTTP 429 (GET /health answered 429)",
+                            outcome="http_429",
+                            status=429,
+                            detail="GET /health answered 429",
+                            age_s=400,
+                        ),
+                    ),
+                ],
+                producer_ids=["prefill-0"],
+                misses=1,
+                gate_in_s=7.9,
+                health=[
+                    fleet_pb2.HealthStatus(
+                        detail="GET /health: no answer within 5 s", outcome="read_timeout", latency_s=5, age_s=140
+                    ),
+                    fleet_pb2.HealthStatus(detail="GET /health answered 200", latency_s=0.0021, age_s=150),
+                ],
             ),
             fleet_pb2.EngineStatus(
                 id="decode-1",
@@ -50,6 +90,7 @@ def wounded() -> fleet_pb2.FleetStatus:
                 phases=[PREFILL, DECODE],
                 weight=0.55,
                 inflight=12,
+                suspicion="inference probe again in 4.0 s",
                 holds=[
                     fleet_pb2.HoldStatus(
                         kind="quarantine", reason="stream cut", age_s=65, remaining_s=25, effective=False
@@ -106,6 +147,8 @@ def proxies() -> list[fleet_pb2.ProxyStatus]:
             acked_epoch=3,
             acked_version=15,
             lag=2,
+            suspect="its legs fail on 2 of 3 engines that serve other proxies",
+            refused_epoch=3,
             refused_version=16,
             refused_reason="engine decode-1 is listed twice",
             silent_s=0.9,
@@ -141,4 +184,14 @@ def snapshot(epoch: int = 3, version: int = 17) -> placement_pb2.Snapshot:
     quarantined.max_inflight = 64
     return placement_pb2.Snapshot(
         epoch=epoch, version=version, engines=[placed("prefill-0", PREFILL, PREFILL), quarantined]
+    )
+
+
+def explanation() -> fleet_pb2.Explanation:
+    """Of the engine that `wounded` shows as ejected."""
+    ejected = next(engine for engine in wounded().engines if engine.id == "decode-0")
+    return fleet_pb2.Explanation(
+        engine=ejected,
+        lines=["engine decode-0 is not eligible: ejected (role decode, incarnation 4)", "1 line more", "and a third"],
+        history=[fleet_pb2.HistoryEntry(age_s=130.7, message="1 line more")],
     )

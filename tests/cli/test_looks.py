@@ -123,7 +123,59 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
             }
         ],
         "outcomes": {"refused": 3, "stream_complete": 800},
+        "evidence": [
+            {
+                "failure_class": "connection",
+                "streak": 3,
+                "limit": 4,
+                "total": 5,
+                "last": {
+                    "words": "decode leg: refused (connecting), on edge/1, handoff of prefill-0, request r-17",
+                    "outcome": "refused",
+                    "status": 0,
+                    "detail": "connecting",
+                    "phase": "decode",
+                    "proxy": "edge/1",
+                    "producer": "prefill-0",
+                    "request_id": "r-17",
+                    "age_s": 131.0,
+                },
+            },
+            {"failure_class": "timeout", "streak": 1, "limit": 4, "total": 0, "last": None},
+            {
+                "failure_class": "overload",
+                "streak": 0,
+                "limit": 4,
+                "total": 2,
+                "last": {
+                    "words": "HTTP 429 (GET /health answered 429)",
+                    "outcome": "http_429",
+                    "status": 429,
+                    "detail": "GET /health answered 429",
+                    "phase": "",
+                    "proxy": "",
+                    "producer": "",
+                    "request_id": "",
+                    "age_s": 400.0,
+                },
+            },
+        ],
+        "producers": ["prefill-0"],
+        "misses": 1,
+        "suspicion": "",
+        "gate_in_s": 7.9,
+        "health": [
+            {
+                "detail": "GET /health: no answer within 5 s",
+                "outcome": "read_timeout",
+                "latency_s": 5.0,
+                "age_s": 140.0,
+            },
+            {"detail": "GET /health answered 200", "outcome": "", "latency_s": 0.0021, "age_s": 150.0},
+        ],
     }
+    assert engines[0]["gate_in_s"] is None
+    assert engines[2]["suspicion"] == "inference probe again in 4.0 s"
     assert proxies[1] == {
         "id": "edge",
         "slot": 1,
@@ -134,10 +186,12 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
         "acked_epoch": 3,
         "acked_version": 15,
         "lag": 2,
+        "refused_epoch": 3,
         "refused_version": 16,
         "refused_reason": "engine decode-1 is listed twice",
         "silent_s": 0.9,
         "resident": {},
+        "suspect": "its legs fail on 2 of 3 engines that serve other proxies",
     }
 
 

@@ -12,7 +12,7 @@ from narwhal.cli import model
 from narwhal.cli.main import COMMANDS, cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "narwhalctl.md").read_text()
-LOOKS = ("status", "engines", "proxies", "placement", "events")
+LOOKS = ("status", "engines", "proxies", "placement", "events", "explain", "eject", "probe")
 WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
 
 
@@ -21,12 +21,27 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
     [
         model.Status, model.ControlProcess, model.Monitor, model.StageError, model.Totals, model.Engine, model.Hold,
         model.Check, model.Proxy, model.Placement, model.PlacedEngine, model.PlacementStep, model.Difference,
-        model.Event,
+        model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done, model.Probed,
     ],
 )  # fmt: skip
 def test_every_key_is_documented(value: type) -> None:
-    nested = {"control", "monitor", "totals", "holds", "checks", "errors", "engines", "proxies", "changes"}
-    assert {field.name for field in fields(value)} - nested <= WORDS
+    nested = {
+        "control",
+        "monitor",
+        "totals",
+        "holds",
+        "checks",
+        "errors",
+        "engines",
+        "proxies",
+        "changes",
+        "evidence",
+        "last",
+        "health",
+        "engine",
+        "history",
+    }
+    assert {field.name for field in fields(value)} - nested <= WORDS, value
     for name in {field.name for field in fields(value)} & nested:
         assert re.search(rf"`(\w+\.)?{name}(\[\])?\.?`", PAGE), name
 

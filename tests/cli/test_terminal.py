@@ -163,7 +163,7 @@ def offered(words: str, **environment: str) -> list[str]:
 
 
 def test_completion_offers_commands() -> None:
-    assert offered("narwhalctl e") == ["engines", "events"]
+    assert offered("narwhalctl e") == ["eject", "engines", "events", "explain"]
 
 
 @pytest.mark.parametrize("environment", [True, False])

@@ -31,17 +31,51 @@ def _layout(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
 
 
 def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
-    """The engines as `engines` and `status` show them; their checks in a table of its own, when wide."""
+    """The engines as `engines` and `status` show them; when wide their checks, evidence and health too."""
     columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES"]
     if wide:
-        columns += ["URL", "PINNED", "INCARNATION", "OUTCOMES"]
+        columns += ["URL", "PINNED", "INCARNATION", "OUTCOMES", "READ FROM"]
     columns.append("WHY")
     if engines:
         yield Table(columns=columns, rows=[_row(engine, wide) for engine in engines])
-    checks = [_check_row(engine, check) for engine in engines for check in engine.checks]
-    if wide and checks:
-        yield Line()
-        yield Table(columns=["ENGINE", "CHECK", "VERDICT", "AGE", "TOOK", "SEEN"], rows=checks)
+    for table in _more(engines) if wide else ():
+        if table.rows:
+            yield Line()
+            yield table
+
+
+def _evidence_row(engine: model.Engine, known: model.Evidence) -> list[Cell]:
+    last = known.last
+    row: list[Cell] = [
+        engine.id,
+        known.failure_class,
+        Say(f"{known.streak} of {known.limit}", Tone.WARN if known.streak else Tone.NONE),
+        str(known.total),
+    ]
+    if last is None:
+        return [*row, "", "", "", ""]
+    return [*row, age(last.age_s), last.outcome, str(last.status or ""), last.words]
+
+
+def _health_row(engine: model.Engine, health: model.Health) -> list[Cell]:
+    outcome = Say(health.outcome, Tone.BAD) if health.outcome else Say("ok", Tone.GOOD)
+    return [engine.id, outcome, age(health.age_s), latency(health.latency_s), health.detail]
+
+
+def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
+    """What is known of engines beside their row."""
+    yield Table(
+        columns=["ENGINE", "CHECK", "VERDICT", "AGE", "TOOK", "SEEN"],
+        rows=[_check_row(engine, check) for engine in engines for check in engine.checks],
+    )
+    yield Table(
+        columns=["ENGINE", "CLASS", "STREAK", "TOTAL", "LAST", "OUTCOME", "STATUS", "SEEN"],
+        rows=[_evidence_row(engine, known) for engine in engines for known in engine.evidence],
+    )
+    yield Table(
+        columns=["ENGINE", "HEALTH", "AGE", "TOOK", "SEEN"],
+        rows=[_health_row(engine, health) for engine in engines for health in engine.health],
+    )
 
 
 def _row(engine: model.Engine, wide: bool) -> list[Cell]:
@@ -56,6 +90,7 @@ def _row(engine: model.Engine, wide: bool) -> list[Cell]:
     if wide:
         outcomes = counts(engine.outcomes.items())
         row += [engine.url, "yes" if engine.pinned else "no", str(engine.incarnation), outcomes]
+        row.append(", ".join(engine.producers))
     row.append(Say("; ".join(_why(engine)), Tone.WARN if engine.phases else Tone.BAD))
     return row
 
@@ -67,12 +102,18 @@ def _check_row(engine: model.Engine, check: model.Check) -> list[Cell]:
 
 
 def _why(engine: model.Engine) -> Iterator[str]:
-    """What keeps work off an engine, and the check that keeps it so."""
+    """What keeps work off an engine, the check that keeps it so, and what is being done about it."""
     yield from map(_hold, engine.holds)
+    if engine.misses:
+        yield f"silent in {some(engine.misses, 'sweep')}"
     if engine.holds:
         for check in engine.checks:
             if check.verdict in ("fail", "inconclusive"):
                 yield f"{check.check} {check.verdict} {age(check.age_s)} ago: {check.detail}"
+    if engine.suspicion:
+        yield engine.suspicion
+    elif engine.gate_in_s is not None:
+        yield f"tried again in {age(engine.gate_in_s)}"
 
 
 def _hold(hold: model.Hold) -> str:

@@ -17,9 +17,16 @@ KEPT = 4096  # events that a control process keeps
 
 # By its ending, what a kind means to whom is on call.
 _TONES = (
-    (("not_ready", "_lost", "_refused", "_failed", "_ejected", "_degraded", "_fenced", "_not_resumed"), Tone.BAD),
-    (("ready", "_joined", "_readmitted", "_recovered"), Tone.GOOD),
-)
+    (
+        (
+            "not_ready", "_lost", "_refused", "_failed", "_ejected", "_degraded", "_fenced", "_not_resumed",
+            "_suspect", "_cut_off",
+        ),
+        Tone.BAD,
+    ),
+    (("hold_placed", "relapsed", "_blamed", "_kept"), Tone.WARN),
+    (("ready", "_joined", "_readmitted", "_recovered", "_trusted", "_back"), Tone.GOOD),
+)  # fmt: skip
 
 
 class Journal:

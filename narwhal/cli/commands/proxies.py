@@ -43,10 +43,11 @@ def summary(status: model.Status) -> Say:
     lost = [proxy for proxy in status.proxies if not proxy.connected]
     trouble = [
         f"{proxy.name} is {some(proxy.lag, 'version')} behind"
-        + (f", refused version {_refused(proxy)}" if proxy.refused_version else "")
+        + (f", refused {_refused(proxy)}" if proxy.refused_version else "")
         for proxy in connected
         if proxy.lag or proxy.refused_version
     ]
+    trouble += [f"{proxy.name} is suspect: {proxy.suspect}" for proxy in status.proxies if proxy.suspect]
     trouble += [f"{proxy.name} lost, silent for {age(proxy.silent_s)}" for proxy in lost]
     placement = f"placement {status.control.epoch}.{status.control.version}"
     words = f"{some(len(connected), 'proxy')} connected"
@@ -61,7 +62,7 @@ def table(proxies: Sequence[model.Proxy], wide: bool) -> Table:
     """The proxies as `proxies` and `status -o wide` show them."""
     columns = ["PROXY", "STATE", "PLACEMENT", "LAG", "SILENT", "LEGS"]
     if wide:
-        columns += ["ADDRESS", "PID", "BOOT", "RESIDENT"]
+        columns += ["ADDRESS", "PID", "BOOT", "RESIDENT", "SUSPECT"]
     columns.append("REFUSED")
     return Table(columns=columns, rows=[_row(proxy, wide) for proxy in proxies])
 
@@ -69,17 +70,23 @@ def table(proxies: Sequence[model.Proxy], wide: bool) -> Table:
 def _row(proxy: model.Proxy, wide: bool) -> list[Cell]:
     row: list[Cell] = [
         proxy.name,
-        Say("connected", Tone.GOOD) if proxy.connected else Say("lost", Tone.BAD),
+        _state(proxy),
         f"{proxy.acked_epoch}.{proxy.acked_version}" if proxy.acked_version else "",
         Say(str(proxy.lag), Tone.WARN if proxy.lag else Tone.NONE),
         age(proxy.silent_s),
         str(sum(proxy.resident.values())),
     ]
     if wide:
-        row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items())]
+        row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items()), proxy.suspect]
     row.append(Say(_refused(proxy) if proxy.refused_version else "", Tone.BAD))
     return row
 
 
+def _state(proxy: model.Proxy) -> Say:
+    if not proxy.connected:
+        return Say("lost", Tone.BAD)
+    return Say("suspect", Tone.BAD) if proxy.suspect else Say("connected", Tone.GOOD)
+
+
 def _refused(proxy: model.Proxy) -> str:
-    return f"{proxy.refused_version}: {proxy.refused_reason}"
+    return f"{proxy.refused_epoch}.{proxy.refused_version}: {proxy.refused_reason}"

@@ -1,0 +1,188 @@
+"""The control service's messages as values of `narwhal.cli.model`."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from narwhal._pb import fleet_pb2, placement_pb2
+from narwhal.cli import model
+
+T = TypeVar("T")
+
+
+def status(message: fleet_pb2.FleetStatus, address: str, proxies: tuple[model.Proxy, ...]) -> model.Status:
+    """The whole fleet. `address`: where it was answered."""
+    monitor, totals = message.monitor, message.totals
+    return model.Status(
+        fleet=message.fleet,
+        model=message.model,
+        ready=message.ready,
+        reason=message.reason,
+        control=model.ControlProcess(
+            address=address,
+            ready=message.control_ready,
+            epoch=message.epoch,
+            holder=message.holder,
+            version=message.version,
+        ),
+        monitor=model.Monitor(
+            passes=monitor.passes,
+            failure_streak=monitor.failure_streak,
+            degraded=monitor.degraded,
+            errors=tuple(
+                model.StageError(
+                    stage=e.stage, error_class=e.error_class, count=e.count, message=e.message, age_s=e.age_s
+                )
+                for e in monitor.errors
+            ),
+        ),
+        engines=tuple(engine(known) for known in message.engines),
+        proxies=proxies,
+        totals=model.Totals(
+            served=totals.served,
+            failed=totals.failed,
+            rejected=totals.rejected,
+            cancelled=totals.cancelled,
+            retried=totals.retried,
+        ),
+    )
+
+
+def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
+    """One engine."""
+    return model.Engine(
+        id=message.id,
+        url=message.url,
+        role=_phase(message.role),
+        pinned=message.pinned,
+        incarnation=message.incarnation,
+        phases=tuple(_phase(phase) for phase in message.phases),
+        weight=message.weight,
+        inflight=message.inflight,
+        holds=tuple(
+            model.Hold(
+                kind=hold.kind,
+                reason=hold.reason,
+                age_s=hold.age_s,
+                remaining_s=hold.remaining_s if hold.HasField("remaining_s") else None,
+                effective=hold.effective,
+            )
+            for hold in message.holds
+        ),
+        streaks=_sorted(message.streaks),
+        checks=tuple(
+            model.Check(check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s)
+            for c in message.checks
+        ),
+        outcomes=_sorted(message.outcomes),
+        evidence=tuple(_evidence(known) for known in message.evidence),
+        producers=tuple(message.producer_ids),
+        misses=message.misses,
+        suspicion=message.suspicion,
+        gate_in_s=message.gate_in_s if message.HasField("gate_in_s") else None,
+        health=tuple(
+            model.Health(detail=h.detail, outcome=h.outcome, latency_s=h.latency_s, age_s=h.age_s)
+            for h in message.health
+        ),
+    )
+
+
+def _evidence(message: fleet_pb2.EvidenceStatus) -> model.Evidence:
+    last = message.last
+    return model.Evidence(
+        failure_class=message.failure_class,
+        streak=message.streak,
+        limit=message.limit,
+        total=message.total,
+        last=model.Failure(
+            words=last.words,
+            outcome=last.outcome,
+            status=last.status,
+            detail=last.detail,
+            phase=_phase(last.phase) if last.phase else "",
+            proxy=last.proxy,
+            producer=last.producer_id,
+            request_id=last.request_id,
+            age_s=last.age_s,
+        )
+        if message.HasField("last")
+        else None,
+    )
+
+
+def proxy(message: fleet_pb2.ProxyStatus) -> model.Proxy:
+    """One proxy worker."""
+    return model.Proxy(
+        id=message.proxy.id,
+        slot=message.proxy.slot,
+        boot=message.proxy.boot,
+        address=message.address,
+        pid=message.pid,
+        connected=message.connected,
+        acked_epoch=message.acked_epoch,
+        acked_version=message.acked_version,
+        lag=message.lag,
+        refused_epoch=message.refused_epoch,
+        refused_version=message.refused_version,
+        refused_reason=message.refused_reason,
+        silent_s=message.silent_s,
+        resident={residency.engine_id: residency.legs for residency in message.resident},
+        suspect=message.suspect,
+    )
+
+
+def event(message: fleet_pb2.Event) -> model.Event:
+    """One event."""
+    return model.Event(
+        sequence=message.sequence,
+        at=message.at,
+        kind=message.kind,
+        message=message.message,
+        engine=message.engine_id,
+        proxy=message.proxy,
+        fields=_sorted(message.fields),
+    )
+
+
+def snapshot(message: placement_pb2.Snapshot) -> model.Placement:
+    """A whole placement."""
+    engines = tuple(_placed(engine) for engine in message.engines)
+    return model.Placement(epoch=message.epoch, version=message.version, closed=message.closed, engines=engines)
+
+
+def changed(held: model.Placement | None, message: placement_pb2.Change) -> model.Placement | None:
+    """`held` after a change; None when the change is based on another placement."""
+    if held is None or (held.epoch, held.version) != (message.epoch, message.base_version):
+        return None
+    engines = {engine.id: engine for engine in held.engines if engine.id not in message.removed}
+    engines.update({engine.id: _placed(engine) for engine in message.engines})
+    return model.Placement(
+        epoch=message.epoch, version=message.version, closed=message.closed, engines=tuple(engines.values())
+    )
+
+
+def _placed(message: placement_pb2.EnginePlacement) -> model.PlacedEngine:
+    remaining_s = message.quarantine_remaining_s if message.HasField("quarantine_remaining_s") else None
+    return model.PlacedEngine(
+        id=message.id,
+        url=message.url,
+        role=_phase(message.role),
+        phases=tuple(_phase(phase) for phase in message.phases),
+        incarnation=message.incarnation,
+        weight=message.weight,
+        pinned=message.pinned,
+        holds=tuple(message.holds),
+        quarantine_remaining_s=remaining_s,
+        phases_after_quarantine=tuple(_phase(phase) for phase in message.phases_after_quarantine),
+        max_inflight=message.max_inflight,
+        max_inflight_tokens=message.max_inflight_tokens,
+    )
+
+
+def _phase(number: int) -> str:
+    """The word of a phase; a number that this client does not know is shown as it is."""
+    known = placement_pb2.Phase.DESCRIPTOR.values_by_number.get(number)
+    return known.name.removeprefix("PHASE_").lower() if known else str(number)
+
+
+def _sorted(counts: Mapping[str, T]) -> dict[str, T]:
+    return {key: counts[key] for key in sorted(counts)}
