@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeHealth, ProcessIdentity, Reloaded, RunCheck, Woke
+from narwhal.control.core.events import (
+    EventKind,
+    ProbeHealth,
+    ProbeInference,
+    ProcessIdentity,
+    Reloaded,
+    RunCheck,
+    Woke,
+)
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Stage, Verdict
 from tests.core.rig import OTHER, Rig, decode, of, only, prefill
 
@@ -174,6 +182,27 @@ def test_a_control_that_reaches_nobody_ejects_nobody_whom_proxies_reach() -> Non
     assert rig.kinds().count(EventKind.CONTROL_CUT_OFF) == 1
     answer(rig, sweep(rig))
     assert rig.kinds().count(EventKind.CONTROL_BACK) == 1
+
+
+@pytest.mark.rule("L4")
+@pytest.mark.case("C13")
+@pytest.mark.parametrize("outcome", [Outcome.HTTP_429, Outcome.READ_TIMEOUT, Outcome.STREAM_CUT])
+def test_a_control_that_is_cut_off_convicts_nobody_by_its_own_probes(outcome: Outcome) -> None:
+    rig = rig_of(liveness_every=10)
+    everybody = ("p1", "p2", "p3", "d1", "d2", "d3")
+    probes = sweep(rig)
+    proxies_succeed(rig, *everybody)
+    answer(rig, probes, *everybody)
+    for effect in rig.report("d1", outcome, count=3):
+        if isinstance(effect, ProbeHealth):
+            rig.answer_health(effect, Outcome.CONNECT_TIMEOUT)
+        elif isinstance(effect, ProbeInference):
+            rig.answer_step(effect, None, Outcome.CONNECT_TIMEOUT)
+    assert Hold.EJECTED not in rig.holds("d1")
+    answer(rig, sweep(rig))  # back: from now on silence is the engine's
+    probe = only(rig.report("d2", Outcome.HTTP_429, count=3), ProbeHealth)
+    rig.answer_health(probe, Outcome.CONNECT_TIMEOUT)
+    assert rig.holds("d2") == {Hold.EJECTED}
 
 
 @pytest.mark.rule("L4")

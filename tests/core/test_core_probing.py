@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeInference
+from narwhal.control.core.events import EventKind, ProbeInference, Reloaded
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
 from tests.core.rig import Rig, decode, leg, of, only, prefill
@@ -323,6 +323,35 @@ def test_a_producer_whose_transfer_fails_gets_the_hold_and_the_evidence() -> Non
 
 
 @pytest.mark.rule("F7")
+@pytest.mark.parametrize(
+    ("outcome", "remembered"),
+    [
+        (Outcome.ERROR_EVENT, ["p1"]),
+        (Outcome.HTTP_5XX, ["p1"]),
+        (Outcome.READ_TIMEOUT, ["p1"]),
+        (Outcome.REFUSED, []),  # it never came to read
+        (Outcome.HTTP_429, []),
+    ],
+)
+def test_a_failed_decode_leg_remembers_its_producer(outcome: Outcome, remembered: list[str]) -> None:
+    rig = two_and_two()
+    rig.report("d1", outcome, producer="p1")
+    assert list(rig.saved().engines["d1"].producers) == remembered
+    rig.report("d2", outcome, producer="d2")  # its own: no other engine to blame
+    rig.report("p1", outcome, producer="p2")  # no decode leg
+    rig.report("d2", outcome, producer="ghost")
+    assert all(not rig.saved().engines[e].producers for e in ("d2", "p1", "p2"))
+
+
+@pytest.mark.rule("F7")
+def test_producers_are_forgotten_with_the_failures() -> None:
+    rig = two_and_two()
+    rig.report("d1", Outcome.ERROR_EVENT, producer="p1")
+    rig.report("d1", Outcome.STREAM_COMPLETE)
+    assert rig.saved().engines["d1"].producers == {}
+
+
+@pytest.mark.rule("F7")
 def test_a_remembered_producer_that_works_is_left_alone() -> None:
     rig = two_and_two()
     rig.pass_probe(rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3))
@@ -375,6 +404,16 @@ def test_who_waits_for_a_peer_that_is_ejected_is_tried_again_at_the_next_pass() 
     assert (step.producer, step.consumer.engine) == (None, "d1")
     rig.works(step)
     assert rig.holds("d1") == set()
+
+
+@pytest.mark.rule("F6")
+def test_a_reader_that_leaves_the_fleet_leaves_the_question_open() -> None:
+    rig = Rig(prefill("p", pinned=True), decode("d", pinned=True), prefill("q", pinned=True), liveness_every=0)
+    step = only(rig.report("p", Outcome.HANDOFF_UNUSABLE, count=3), ProbeInference)
+    assert step.consumer.engine == "d"
+    rig.send(Reloaded(settings=rig.with_settings(engines=(prefill("p", pinned=True), prefill("q", pinned=True)))))
+    assert not of(rig.answer_step(step, Outcome.HANDOFF, Outcome.ERROR_EVENT), ProbeInference)
+    assert rig.holds("p") == {Hold.VERIFICATION}
 
 
 @pytest.mark.rule("F6")

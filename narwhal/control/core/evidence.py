@@ -45,6 +45,9 @@ CLEARED_BY_HEALTH = frozenset({FailureClass.CONNECTION, FailureClass.TIMEOUT, Fa
 # Spec F6: what a passed inference probe clears.
 CLEARED_BY_INFERENCE = frozenset({FailureClass.STREAM, FailureClass.INFERENCE_STATUS, FailureClass.KV_HANDOFF})
 
+# Spec F7: failures of a decode leg that may be its producer's doing. A leg that was refused never came to read.
+REMEMBERS = frozenset({FailureClass.TIMEOUT, FailureClass.STREAM, FailureClass.INFERENCE_STATUS})
+
 # Spec F5: neither for nor against an engine.
 NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE})
 
@@ -114,6 +117,6 @@ class Evidence:
             self.stalls = 0
         if FailureClass.TIMEOUT in ended:
             self.timeout_is_stream = False
-        if not CLEARED_BY_INFERENCE & self.streaks.keys():
+        if not REMEMBERS & self.streaks.keys():
             self.producers.clear()
         return bool(ended)

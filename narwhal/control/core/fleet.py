@@ -43,7 +43,7 @@ from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
 from narwhal.control.core.invariants import check
-from narwhal.control.core.liveness import SILENCE, Liveness, note_health
+from narwhal.control.core.liveness import SILENCE, Liveness, note_health, own_silence
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
 from narwhal.control.core.picture import Picture
@@ -146,6 +146,7 @@ class Fleet:
             case Stage.ROLLOVER:
                 self._tallies.drop_old(now=now)
                 self._proxies.drop_old(now=now)
+                self._witnesses.forget_others(self._tallies.cursors)
                 decisions += self._witnesses.expire(now=now)
             case Stage.READMISSION:
                 decisions += self._readmission.tick(now=now)
@@ -197,8 +198,17 @@ class Fleet:
             case HealthAnswered():
                 return self._health_answered(engine, event, now)
             case InferenceAnswered():
-                expected = self._suspicions.expects(event)
-                return self._suspicions.inference_answered(engine, event, now=now) if expected else []
+                return self._probe_answered(engine, event, now) if self._suspicions.expects(event) else []
+
+    def _probe_answered(self, engine: Engine, event: HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
+        """The open probe of a suspicion came back."""
+        believed = own_silence(event) if self._liveness.cut_off else event
+        if isinstance(believed, HealthAnswered):
+            return [
+                *note_health(engine, believed, now=now),
+                *self._suspicions.health_answered(engine, believed, now=now),
+            ]
+        return self._suspicions.inference_answered(engine, believed, now=now)
 
     def _check_answered(self, engine: Engine, event: CheckAnswered, now: float) -> list[Decision]:
         if self._models.expects(event):
@@ -212,8 +222,7 @@ class Fleet:
 
     def _health_answered(self, engine: Engine, event: HealthAnswered, now: float) -> list[Decision]:
         if self._suspicions.expects(event):
-            decisions = note_health(engine, event, now=now)
-            return [*decisions, *self._suspicions.health_answered(engine, event, now=now)]
+            return self._probe_answered(engine, event, now)
         if not self._liveness.expects(event):
             return []
         decisions = note_health(engine, event, now=now)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.evidence import CLASS_OF, CLEARED_BY_INFERENCE, CLEARS, Seen
+from narwhal.control.core.evidence import CLASS_OF, CLEARS, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.settings import CoreSettings
@@ -102,7 +102,7 @@ class Intake:
     def _remember(self, run: Run, engine: Engine, failure: FailureClass) -> None:
         """The producer of a failed decode leg, if it still is the process that produced (spec F7)."""
         told = run.failure
-        if told is None or run.phase is not Phase.DECODE or failure not in CLEARED_BY_INFERENCE:
+        if told is None or run.phase is not Phase.DECODE or failure not in REMEMBERS:
             return
         producer = self._engines.get(told.producer)
         if producer is not None and producer is not engine and producer.incarnation == told.producer_incarnation:

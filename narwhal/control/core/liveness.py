@@ -5,12 +5,12 @@ silence goes back to the caller.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, HealthSeen, Standing
-from narwhal.control.core.events import EventKind, HealthAnswered, ProcessIdentity, Record
+from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.telling import silent
 from narwhal.vocabulary import Outcome
@@ -52,7 +52,7 @@ class Liveness:
         self._turn = 0
         self._sweep: Sweep | None = None
         self._heard: set[str] = set()  # engines that proxies had successes from since the sweep before
-        self._cut_off = False
+        self.cut_off = False  # as the last sweep says; until the next, silence is control's own (spec L4)
 
     @property
     def _period_s(self) -> float:
@@ -149,12 +149,12 @@ class Liveness:
 
     def _told(self, excused: set[str], silent: int, asked: int) -> list[Decision]:
         """Tell when control finds itself cut off, and when it is no longer: once each."""
-        before, self._cut_off = self._cut_off, bool(excused)
-        if self._cut_off and not before:
+        before, self.cut_off = self.cut_off, bool(excused)
+        if self.cut_off and not before:
             message = f"control is cut off: {silent} of {asked} engines do not answer it, and proxies have successes "
             message += f"from {len(excused)} of these; the sweep says nothing about them"
             return [Record(kind=EventKind.CONTROL_CUT_OFF, message=message)]
-        if before and not self._cut_off:
+        if before and not self.cut_off:
             return [Record(kind=EventKind.CONTROL_BACK, message="control is no longer cut off from the engines")]
         return []
 
@@ -168,6 +168,17 @@ class Liveness:
         if self._sweep is not None:
             self._sweep.waiting.pop(engine, None)
             self._sweep.silent.pop(engine, None)
+
+
+def own_silence(event: HealthAnswered | InferenceAnswered) -> HealthAnswered | InferenceAnswered:
+    """An answer to a control that is cut off: silence says nothing about the engine then."""
+    if isinstance(event, HealthAnswered):
+        return replace(event, outcome=Outcome.LOCAL) if event.outcome in SILENCE else event
+    return replace(event, produced=_own(event.produced), consumed=_own(event.consumed))
+
+
+def _own(leg: LegSeen | None) -> LegSeen | None:
+    return replace(leg, outcome=Outcome.LOCAL) if leg is not None and leg.outcome in SILENCE else leg
 
 
 def same_process(one: ProcessIdentity, other: ProcessIdentity) -> bool:

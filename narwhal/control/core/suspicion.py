@@ -53,9 +53,11 @@ class Suspicion:
         """What is being found out, for people."""
         if self.checking:
             return f"reading from {self.checking}, a producer of its failures"
+        # The hold that is on for it says why.
+        why = "" if self.held else f": {self.reason}"
         if self.due is None:
-            return f"{self.action} under way: {self.reason}"
-        return f"{self.action} again in {max(0.0, self.due - now):.1f} s: {self.reason}"
+            return f"{self.action} under way{why}"
+        return f"{self.action} again in {max(0.0, self.due - now):.1f} s{why}"
 
 
 class Suspicions:
@@ -213,6 +215,10 @@ class Suspicions:
     def _go(self, engine: Engine, suspicion: Suspicion, probe: InferenceProbe, *, now: float) -> list[Decision]:
         """The next step of an inference probe, or its end."""
         step = probe.next(lambda phase: self._asker.peers(engine, phase, self._doubted, now=now))
+        while step is not None and step.consumer not in self._engines:
+            # The one reader that could have told who failed has left the fleet: nobody can.
+            probe.answered(StepSeen(produced=None, consumed=None))
+            step = probe.next(lambda phase: self._asker.peers(engine, phase, self._doubted, now=now))
         if step is None:
             return self._concluded(engine, suspicion, probe, now=now)
         return self._ask(engine, suspicion, step, now=now)
@@ -305,6 +311,7 @@ class Suspicions:
             classes |= {FailureClass.TIMEOUT}
         engine.relapses.watch(suspicion.classes & classes, now=now, window_s=self._settings.relapse_window_s)
         engine.evidence.clear(classes)
+        engine.evidence.producers.clear()
         engine.counted += 1
         suspicion.held, suspicion.classes = False, set()
         decisions: list[Decision] = []

@@ -127,6 +127,10 @@ class Witnesses:
         """The proxy is gone."""
         self._voices.pop(proxy, None)
 
+    def forget_others(self, known: Collection[ProxyKey]) -> None:
+        """Of proxies that nothing else is kept of."""
+        self._voices = {proxy: voice for proxy, voice in self._voices.items() if proxy in known}
+
     def forget_engine(self, engine: str) -> None:
         """What was said of the engine is of an incarnation that is over."""
         self._successes.pop(engine, None)
