@@ -37,6 +37,7 @@ class Worker:
     line: Line
     answered: asyncio.Event
     grace: "asyncio.Future[float]"  # seconds that its drain takes at most, once it drains
+    asked: bool = False  # and has not answered yet: one that is stopped is not asked again and again
     begun: bool = False  # it speaks to control from now on, and ends in good order when told
     state: dict[str, Any] | None = None
 
@@ -55,6 +56,7 @@ class Supervisor:
         self._gone: dict[str, Any] = {"counters": {}, "histograms": {}, "gauges": {}}  # counts of workers that died
         self._stopping = asyncio.Event()
         self._signals = 0
+        self._boot = 0
         self._goodbyes: set[asyncio.Task[None]] = set()
         self._first = asyncio.Event()
 
@@ -119,7 +121,9 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), self._listener.fileno()),
             )
-        start = replace(self._template, slot=slot, boot=int(self._clock.wall() * 1e6))
+        # Rises even when the clock is set back: a newer boot retires the older, never the reverse.
+        self._boot = max(self._boot + 1, int(self._clock.wall() * 1e6))
+        start = replace(self._template, slot=slot, boot=self._boot)
         worker = Worker(start, process, await Line.open(ours), asyncio.Event(), asyncio.Future[float]())
         worker.line.send("start", start.as_message())
         self._slots[slot] = worker
@@ -196,6 +200,7 @@ class Supervisor:
             kind, content = message
             if kind == "state":
                 worker.state = content
+                worker.asked = False
                 worker.answered.set()
             elif kind == "begun":
                 worker.begun = True
@@ -208,8 +213,10 @@ class Supervisor:
         """The states of those workers that answer in time; the others' last word is kept for `metrics`."""
         asked = list(self._slots.values())
         for worker in asked:
-            worker.answered.clear()
-            worker.line.send("ask")
+            if not worker.asked:
+                worker.asked = True
+                worker.answered.clear()
+                worker.line.send("ask")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.gather(*(worker.answered.wait() for worker in asked))

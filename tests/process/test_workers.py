@@ -112,17 +112,37 @@ async def test_the_counts_of_a_dead_worker_do_not_keep_an_engine_alive(
     assert merged["counters"]["legs"] == {"stays\tdecode\tstream_complete": 2}
 
 
+async def test_a_stopped_worker_is_asked_once_and_the_others_answer_for_the_proxy(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_S", 0.02)
+    supervised = supervise(listener)
+    state = {"metrics": Metrics().snapshot(), "engines": [], "fleet": "f", "not_ready": ""}
+    stopped, living = Answering(state | {"not_ready": "old news"}, stopped=True), Answering(state)
+    monkeypatch.setattr(supervised, "_slots", {0: stopped, 1: living})
+    assert [await supervised.not_ready() for _ in range(5)] == [""] * 5
+    assert (stopped.questions, living.questions) == (1, 5)
+    monkeypatch.setattr(supervised, "_slots", {0: stopped})
+    assert await supervised.not_ready() == "no worker answers"
+
+
 class Answering:
     """A worker that answers at once."""
 
-    def __init__(self, state: Mapping[str, object]) -> None:
+    def __init__(self, state: Mapping[str, object], *, stopped: bool = False) -> None:
+        self.stopped = stopped
+        self.questions = 0
         self.state = state
+        self.asked = False
         self.answered = asyncio.Event()
         self.line = self
 
     def send(self, kind: str) -> None:
         assert kind == "ask"
-        self.answered.set()
+        self.questions += 1
+        if not self.stopped:
+            self.asked = False
+            self.answered.set()
 
 
 async def test_a_worker_that_does_not_end_is_killed(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
