@@ -90,7 +90,8 @@ class Placement:
     ) -> "EngineEntry | None":
         """The engine for one leg: least work in flight for its weight, of two drawn at random (spec P3).
 
-        `load`: legs in flight per engine id. `draws`: two numbers in [0, 1). `avoid`: ids passed over while another
+        `load`: legs in flight per engine id. `draws`: two numbers in [0, 1), which also settle how far the leg at hand
+        counts: an idle engine of little weight (spec R10) is so chosen now and then, not never. `avoid`: ids passed over while another
         engine can serve (spec V4, V5, V12). None when no engine may serve the phase or each is at its cap; tell the
         two apart with `candidates`.
         """
@@ -102,9 +103,12 @@ class Placement:
             return None
         if len(free) == 1:
             return free[0]
-        first = int(draws[0] * len(free))
-        second = int(draws[1] * (len(free) - 1))
+        spot, rest = draws[0] * len(free), draws[1] * (len(free) - 1)
+        first, second = int(spot), int(rest)
+        share_a, share_b = spot - first, rest - second
         if second >= first:
             second += 1
         a, b = free[first], free[second]
-        return a if (load.get(a.id, 0) + 1) * b.weight <= (load.get(b.id, 0) + 1) * a.weight else b
+        # Of two equal weights the one with fewer legs wins whatever the draws, since a share is below one leg.
+        work_a, work_b = load.get(a.id, 0) + share_a, load.get(b.id, 0) + share_b
+        return a if work_a * b.weight <= work_b * a.weight else b

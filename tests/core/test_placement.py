@@ -81,6 +81,29 @@ def test_two_choices_spread_over_all_and_avoid_the_fullest() -> None:
     assert max(load.values()) - min(load.values()) <= 8
 
 
+@pytest.mark.rule("P3", "R10")
+@pytest.mark.parametrize(("busy", "least", "most"), [(0, 0.02, 0.10), (1, 0.08, 0.25), (4, 0.3, 0.7), (20, 1.0, 1.0)])
+def test_an_engine_of_a_tenth_of_the_weight_is_chosen_now_and_then(busy: int, least: float, most: float) -> None:
+    """Right after readmission, at rest too: an engine that gets no work at all proves nothing."""
+    draw = random.Random(11)
+    p = placed(engine("back", weight=0.1), engine("peer"))
+    chosen = [
+        p.choose(Phase.DECODE, now=0, load={"peer": busy}, draws=(draw.random(), draw.random())) for _ in range(2000)
+    ]
+    share = sum(e is not None and e.id == "back" for e in chosen) / len(chosen)
+    assert least <= share <= most
+
+
+@pytest.mark.rule("P3")
+def test_of_equals_the_one_with_fewer_legs_is_chosen_whatever_the_draws() -> None:
+    draw = random.Random(12)
+    p = placed(engine("a"), engine("b"))
+    for _ in range(500):
+        chosen = p.choose(Phase.DECODE, now=0, load={"a": 4, "b": 3}, draws=(draw.random(), draw.random()))
+        assert chosen is not None
+        assert chosen.id == "b"
+
+
 def test_avoided_engines_serve_when_nobody_else_can() -> None:
     p = placed(engine("a"), engine("b"))
     one = p.choose(Phase.DECODE, now=0, load={"b": 9}, draws=(0.0, 0.0), avoid={"a"})
