@@ -92,6 +92,7 @@ class Relay:
         "_shared",
         "_stream",
         "fault",
+        "stream_failed",
     )
 
     def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
@@ -115,6 +116,7 @@ class Relay:
         self._first_pull = False
         self._cut = False
         self.fault: Fault | None = None
+        self.stream_failed = False  # whether output had begun when it failed
 
     @property
     def retries(self) -> int:
@@ -125,11 +127,6 @@ class Relay:
     def passed_error(self) -> bool:
         """Whether the client got an engine's own error (4xx)."""
         return self._answer is not None and self._answer.status != _OK
-
-    @property
-    def stream_failed(self) -> bool:
-        """Whether output had begun when the request failed."""
-        return self.fault is not None and self._stream is not None and self._stream.started
 
     async def run(self) -> None:
         """Serve the request. The client's disconnect cancels it: then every leg is closed and reported so."""
@@ -152,6 +149,7 @@ class Relay:
             if self._handoff is not None:
                 self._shared.metrics.handoffs_abandoned += 1
             self._client.connection.stream = None
+            self._stream = None  # the two refer to each other
 
     # --- told by the client's connection ---
 
@@ -387,6 +385,7 @@ class Relay:
             if stream is None or not stream.started:
                 client.refuse(told)
             else:
+                self.stream_failed = True
                 stream.fail(told.event)
         elif self._answer is not None:
             answer = self._answer

@@ -31,6 +31,7 @@ from narwhal.proxy.attempt import Fault
 from narwhal.proxy.backlog import Backlog
 from narwhal.proxy.endpoints import DataPath
 from narwhal.proxy.errors import reply
+from narwhal.proxy.garbage import collect_seldom
 from narwhal.proxy.line import Line, Start
 from narwhal.proxy.link import Dial, Introduction, say_goodbye
 from narwhal.proxy.metrics import Metrics, ProxyCollector
@@ -235,6 +236,7 @@ async def _work(line_fd: int, listener_fd: int) -> int:
         return 0  # the supervisor ended before it said anything
     start = Start(**message[1])
     setup_logging(start.log_format, proxy=str(start.proxy))
+    collect_seldom()
     status = await Worker(line, socket.socket(fileno=listener_fd), start).run()
     await line.close()
     return status

@@ -14,6 +14,7 @@ from narwhal.config import ProxySettings
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.endpoints import DataPath
+from narwhal.proxy.garbage import collect_seldom
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
@@ -60,6 +61,7 @@ class Counts:
 
 async def main() -> None:
     """Serve until killed."""
+    collect_seldom()
     data = DataPath(Feed(), Counts(), RealClock(), VllmNixl())
     data.start()
     await asyncio.get_running_loop().create_server(data.handler, "127.0.0.1", PORT, backlog=1024)

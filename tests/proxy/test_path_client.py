@@ -1,6 +1,7 @@
 """The client's side: what is refused and how, what never reaches an engine, and the end of a worker."""
 
 import asyncio
+import gc
 import json
 import time
 
@@ -556,6 +557,29 @@ async def test_waiting_for_a_seat_ends_in_time_and_in_order() -> None:
         assert (await second).status == 200, "what was dispatched runs to its end"
         assert len(p.asked) == 2
         await path.at_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@on_uvloop
+async def test_requests_leave_no_cycles_behind(stream: bool) -> None:
+    """The cycle collector of a worker runs seldom; nothing may pile up for it."""
+    async with before(answers) as (path, _, _):
+        reader, writer = await path.raw(b"")
+
+        async def ask() -> None:
+            writer.write(request_bytes({**BODY, "stream": stream}))
+            await (reader.readuntil(chunk(DONE) + LAST) if stream else read_answer(reader))
+
+        await ask()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                await ask()
+            assert gc.collect() < 50, "less than one object a request"
+        finally:
+            gc.enable()
+        writer.close()
 
 
 # --- the end of a worker ---
