@@ -137,7 +137,8 @@ class StreamRelay:
             if self.started:
                 self.error_passed = True
                 self._pass_on(data)
-            self._end(Outcome.ERROR_EVENT, f"an error event: {data[start : start + _SHOWN_BYTES]!r}", abort=True)
+            shown = data[start : start + _SHOWN_BYTES].decode(errors="replace").strip()
+            self._end(Outcome.ERROR_EVENT, f"an error event: {shown}", abort=True)
         elif not self.started:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "its terminal marker came before any token", abort=True)
         else:
