@@ -1,0 +1,209 @@
+"""Who is to blame, and how soon it is found out: recounted here from the reports, with the tables of the specification
+typed anew, and compared with what is truly wrong with an engine.
+
+Stated bounds, in seconds, are the constants below.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from narwhal.control.core.decisions import Cause
+from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, Input, Record, Reported
+from narwhal.reports import ProxyKey
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
+from tests.simulation.engines import Trouble
+from tests.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.engines import Engine
+    from tests.simulation.invariants import Watch
+    from tests.simulation.term import Term
+
+BLAME = "the right engine is blamed"
+DETECTION = "failures are detected"
+# Evidence of what was wrong may be told, and probes of it may end, this long after it was put right: a silent prefill
+# (30), a first pull (20), a probe of it with several peers.
+LINGER_S = 90.0
+# A healthy engine that others' faults have put on a verification hold is off it after this long: probes with silent
+# peers, one after the other, each for as long as a first transfer may take.
+HELD_S = 90.0
+
+F = FailureClass
+FAILS: dict[Outcome, FailureClass] = {
+    Outcome.REFUSED: F.CONNECTION,
+    Outcome.UNREACHABLE: F.CONNECTION,
+    Outcome.RESET: F.CONNECTION,
+    Outcome.ANSWER_CUT: F.CONNECTION,
+    Outcome.CONNECT_TIMEOUT: F.TIMEOUT,
+    Outcome.PREFILL_TIMEOUT: F.TIMEOUT,
+    Outcome.READ_TIMEOUT: F.TIMEOUT,
+    Outcome.FIRST_TOKEN_TIMEOUT: F.STREAM,
+    Outcome.STREAM_SILENT: F.STREAM,
+    Outcome.STREAM_CUT: F.STREAM,
+    Outcome.MARKER_WITHOUT_TOKEN: F.STREAM,
+    Outcome.ERROR_EVENT: F.STREAM,
+    Outcome.HTTP_429: F.OVERLOAD,
+    Outcome.HTTP_5XX: F.INFERENCE_STATUS,
+    Outcome.HANDOFF_UNUSABLE: F.KV_HANDOFF,
+}
+CLEARS: dict[Outcome, set[FailureClass]] = {
+    Outcome.HANDOFF: {F.CONNECTION, F.INFERENCE_STATUS, F.KV_HANDOFF},
+    Outcome.STREAM_COMPLETE: {F.CONNECTION, F.INFERENCE_STATUS, F.STREAM},
+    Outcome.ANSWER_COMPLETE: {F.CONNECTION, F.INFERENCE_STATUS},
+}
+EJECTS = {F.CONNECTION}
+VERIFIED = {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF}
+
+
+class Recount:
+    """The streaks of one term, from the reports themselves."""
+
+    def __init__(self, term: "Term") -> None:
+        self.term = term
+        self.streaks: dict[str, Counter[FailureClass]] = {e: Counter() for e in term.control.engines}
+        self.success_at: dict[str, float] = {}  # when a proxy told of a success
+        self.open: set[tuple[str, int]] = set()  # probes under way: on whose account, and number
+        self._before: dict[ProxyKey, int] = {}
+        self._doubted = False  # the proxy that speaks is taken for the fault itself (spec F12)
+
+    def forget(self, engine: str, classes: set[FailureClass] | None = None) -> None:
+        """These streaks of the engine are over."""
+        for failure in list(self.streaks[engine]) if classes is None else classes:
+            self.streaks[engine].pop(failure, None)
+
+    def handling(self, event: Input) -> None:
+        """The core is about to hear of it."""
+        if isinstance(event, Reported):
+            self._before = dict(self.term.fleet.report_cursors())
+            self._doubted = any(run.failure for run in event.batch.runs) and self._suspect(event.batch.proxy)
+
+    def _suspect(self, proxy: ProxyKey) -> bool:
+        view = self.term.fleet.view(now=self.term.control.now())
+        return any(p.key == proxy and p.suspect for p in view.proxies)
+
+    def handled(self, event: Input) -> None:
+        """The core has heard of it: what it must have done by now."""
+        if isinstance(event, (HealthAnswered, InferenceAnswered)):
+            self.open.discard((event.engine, event.number))
+        if isinstance(event, HealthAnswered) and event.outcome is None:
+            self.forget(event.engine, {F.CONNECTION, F.TIMEOUT, F.OVERLOAD})
+        if not isinstance(event, Reported) or event.batch.sequence <= self._before.get(event.batch.proxy, 0):
+            return
+        fleet, now = self.term.fleet, self.term.control.now()
+        incarnations, limit = fleet.incarnations(), self.term.control.plan.core.eject_after
+        failures = [run for run in event.batch.runs if run.outcome in FAILS]
+        doubted = self._doubted or (bool(failures) and self._suspect(event.batch.proxy))
+        for run in event.batch.runs:
+            if run.incarnation != incarnations[run.engine]:
+                continue
+            streaks = self.streaks[run.engine]
+            if run.outcome in CLEARS:
+                self.success_at[run.engine] = self.term.control.world.now
+            for failure in CLEARS.get(run.outcome, ()):
+                streaks.pop(failure, None)
+            failed = FAILS.get(run.outcome)
+            if failed is not None and not (doubted and failed in (F.CONNECTION, F.TIMEOUT)):
+                streaks[failed] += run.count
+        reached = {(r.engine, FAILS[r.outcome]) for r in failures}
+        reached = {(engine, failed) for engine, failed in reached if self.streaks[engine][failed] >= limit}
+        if not reached:
+            return
+        view = fleet.view(now=now)
+        holds = {e.id: {h.kind for h in e.holds} for e in view.engines}
+        for engine, failed in reached:
+            if failed in VERIFIED and any(engine == on for on, _ in self.open):
+                continue  # counted, and nothing new begins while a probe runs on its account (spec F3)
+            wanted = {Hold.EJECTED} if failed in EJECTS else {Hold.EJECTED, Hold.VERIFICATION}
+            if failed in EJECTS | VERIFIED and not wanted & holds[engine]:
+                raise Violation(DETECTION, f"{engine}: {self.streaks[engine][failed]} x {failed} in a row and no hold")
+
+
+class Blame:
+    """What is truly wrong, and what control concludes."""
+
+    def __init__(self, watch: "Watch") -> None:
+        self.watch = watch
+        self.excused_until: Counter[str] = Counter()  # engine → by faults between others that nobody can tell from its
+        self._held: dict[str, float] = {}  # verification holds of this term → since
+        self._detect_from: dict[str, float] = {}
+
+    def excuse(self, engine: str, for_s: float) -> None:
+        """Nobody could tell for this long that it is not the engine."""
+        until = self.watch.world.now + for_s
+        self.excused_until[engine] = max(self.excused_until[engine], until)  # type: ignore[assignment]
+
+    def healthy(self, engine: "Engine") -> bool:
+        """Whether nothing has been wrong with it for so long that nothing may be held against it."""
+        now = self.watch.world.now
+        if engine.sick or now < engine.sick_at + LINGER_S:
+            return False
+        return now >= self.excused_until[engine.name]
+
+    def recorded(self, term: "Term", record: Record) -> None:
+        """Control says something."""
+        recount = self.watch.recounts[term]
+        if record.kind in (EventKind.ENGINE_EJECTED, EventKind.ENGINE_READMITTED, EventKind.ENGINE_JOINED):
+            recount.forget(record.engine)
+            self._held.pop(record.engine, None)
+        engine = self.watch.engines.get(record.engine)
+        if engine is None:
+            return
+        if record.kind is EventKind.ENGINE_EJECTED and self.healthy(engine) and not self._unknowable(term, record):
+            raise Violation(BLAME, f"{record.message}, and nothing is wrong with it")
+        if record.kind is EventKind.PROBE_ENDED and record.fields.get("result") == Verdict.PASS:
+            recount.forget(
+                engine.name,
+                {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF, F.TIMEOUT}
+                if record.fields.get("kind") == "inference probe"
+                else {F.CONNECTION, F.TIMEOUT, F.OVERLOAD},
+            )
+        if record.fields.get("hold") == Hold.VERIFICATION:
+            if record.kind is EventKind.HOLD_PLACED:
+                self._held.setdefault(engine.name, self.watch.world.now)
+            elif record.kind is EventKind.HOLD_ENDED:
+                self._held.pop(engine.name, None)
+
+    def _unknowable(self, term: "Term", record: Record) -> bool:
+        """Whether control heard nothing of the engine from anybody: it cannot know that it is itself cut off when
+        it asks one engine only, or when no proxy had a success since the sweep before (spec L4)."""
+        if record.fields.get("cause") != Cause.LIVENESS or not self.watch.control_in_trouble(LINGER_S):
+            return False
+        core = term.control.plan.core
+        since = self.watch.recounts[term].success_at.get(record.engine, -LINGER_S)
+        heard = self.watch.world.now - since < 0.9 * core.liveness_every * core.monitor_interval_s
+        return len(term.control.engines) - len(self.watch.out) < 2 or not heard
+
+    def term_began(self) -> None:
+        """Another term: holds that it resumed are judged from now on."""
+        now = self.watch.world.now
+        self._held = dict.fromkeys(self._held, now)
+        self._detect_from = {}
+
+    def ticked(self, term: "Term") -> None:
+        """Looked at with every stage of a pass."""
+        now = self.watch.world.now
+        for name, since in self._held.items():
+            engine = self.watch.engines[name]
+            if now > since + HELD_S and self.healthy(engine) and not self.watch.control_in_trouble(HELD_S):
+                raise Violation(
+                    BLAME, f"{name} is on a verification hold for {now - since:.0f} s, and nothing is wrong"
+                )
+        self._silent(term, now)
+
+    def _silent(self, term: "Term", now: float) -> None:
+        """An engine that answers nobody is out of placement in time, without any traffic (spec L2)."""
+        core = term.control.plan.core
+        period_s = core.liveness_every * core.monitor_interval_s
+        bound_s = (core.liveness_misses + 2) * (period_s + core.health_timeout_s)
+        placement = term.control.publisher.placement
+        for name, engine in self.watch.engines.items():
+            gone = Trouble.DOWN in engine.troubles or Trouble.HANG in engine.troubles
+            if not gone or self.watch.control_in_trouble(0.0) or term.control.answers_in_trouble:
+                self._detect_from[name] = now
+                continue
+            since = self._detect_from.setdefault(name, now)
+            if now <= since + bound_s or placement is None:
+                continue
+            entry = placement.engines[name]
+            if entry.phases:
+                raise Violation(DETECTION, f"{name} answers nobody for {now - since:.0f} s and is in placement")

@@ -1,0 +1,346 @@
+"""What goes wrong, when and for how long, drawn from the seed; and how each of it ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from narwhal.vocabulary import Stage
+from tests.simulation.engines import Engine, Trouble
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+# After a fault between others that nobody can tell from an engine's own.
+UNSURE_S = 90.0
+LASTING_S = (5.0, 40.0)
+SHARED = frozenset({Trouble.RESET, Trouble.HTTP_500, Trouble.HTTP_503, Trouble.BUSY, Trouble.CUT, Trouble.SILENT})
+
+
+@dataclass
+class Faults:
+    """Begins and ends them; knows when the last one is over."""
+
+    sim: "Simulation"
+    rng: Random
+    open: int = 0
+    planned: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def plan(self) -> None:
+        """Draw what will go wrong."""
+        plan, rng, at = self.sim.plan, self.rng, rng_start(self.rng)
+        for _ in range(plan.troubles):
+            lasts_s = rng.uniform(*LASTING_S)
+            kind = rng.choice(KINDS)
+            self.planned += 1
+            self.sim.world.after(at, self._begin, kind, lasts_s)
+            at += rng.uniform(0.0, 15.0) if plan.overlap else lasts_s + rng.uniform(0.0, 40.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is wrong any more, and nothing will be."""
+        return not self.planned and not self.open
+
+    def _begin(self, kind: Callable[["Faults", float], None], lasts_s: float) -> None:
+        self.planned -= 1
+        kind(self, lasts_s)
+
+    def last(self, seconds: float, what: str, end: Callable[[], None]) -> None:
+        """It lasts so long, and then `end` puts it right."""
+        self.open += 1
+        self.told.append(what)
+        self.sim.world.say("world", f"{what} for {seconds:.1f} s")
+
+        def over() -> None:
+            self.open -= 1
+            self.sim.world.say("world", f"over: {what}")
+            end()
+
+        self.sim.world.after(seconds, over)
+
+    def around_control(self, begun: bool) -> None:
+        """Something is wrong between control and what it needs, or is not any more."""
+        watch = self.sim.watch
+        self.sim.control_troubles += 1 if begun else -1
+        watch.trouble_at = None if self.sim.control_troubles else self.sim.world.now
+
+    def an_engine(self) -> Engine:
+        """One that nothing is wrong with, where there is one."""
+        engines = list(self.sim.engines.values())
+        return self.rng.choice([e for e in engines if not e.sick] or engines)
+
+
+def rng_start(rng: Random) -> float:
+    """Things go well first."""
+    return rng.uniform(8.0, 15.0)
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def engine_trouble(faults: Faults, lasts_s: float) -> None:
+    """One engine has one trouble."""
+    rng, engine = faults.rng, faults.an_engine()
+    kind = rng.choice(list(Trouble))
+    if engine.sick:
+        return
+    share = rng.choice((1.0, 1.0, 0.6)) if kind in SHARED else 1.0
+    if kind is Trouble.SLOW:
+        engine.slow_factor = rng.choice((5.0, 30.0, 300.0))
+    engine.trouble(kind, share)
+    faults.last(lasts_s, f"{engine.name}: {kind} ({share:g})", lambda: engine.relieve(kind))
+
+
+def engine_restart(faults: Faults, lasts_s: float) -> None:
+    """One engine is restarted in place, sometimes with its fixed id: then old readers cannot read from it."""
+    rng, engine = faults.rng, faults.an_engine()
+    if engine.sick:
+        return
+    keep_id = rng.random() < 0.4
+    engine.restart(rng.uniform(0.05, 6.0), keep_id=keep_id)
+
+    def end() -> None:
+        if engine.alive:
+            engine.poisoned = set()
+            engine.sick_at = faults.sim.world.now
+
+    faults.last(max(7.0, lasts_s), f"{engine.name}: restarted{' with its old id' if keep_id else ''}", end)
+
+
+def every_engine_down(faults: Faults, lasts_s: float) -> None:
+    """All engines go at once."""
+    for engine in faults.sim.engines.values():
+        if not engine.sick:
+            engine.trouble(Trouble.DOWN)
+            faults.last(lasts_s * faults.rng.uniform(0.5, 1.0), f"{engine.name}: down", _relief(engine))
+
+
+def _relief(engine: Engine) -> Callable[[], None]:
+    return lambda: engine.relieve(Trouble.DOWN)
+
+
+def pair_cut(faults: Faults, lasts_s: float) -> None:
+    """Two engines cannot reach each other: nobody can tell which of them is the fault."""
+    rng, network = faults.rng, faults.sim.network
+    if len(faults.sim.engines) < 2:
+        return
+    one, other = rng.sample(sorted(faults.sim.engines), 2)
+    network.sever(one, other)
+    for name in (one, other):
+        faults.sim.watch.blame.excuse(name, lasts_s + UNSURE_S)
+    faults.last(lasts_s, f"{one} and {other} cut", lambda: network.mend(one, other))
+
+
+# --- control and store ------------------------------------------------------------------------------------------------
+
+
+def control_killed(faults: Faults, lasts_s: float) -> None:
+    """The active control process dies, and comes back."""
+    sim = faults.sim
+    control = sim.active() or sim.controls[0]
+    if not control.alive:
+        return
+    control.kill()
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        control.restart()
+
+    faults.last(faults.rng.choice((0.1, lasts_s)), f"{control.name}: killed", end)
+
+
+def control_frozen(faults: Faults, lasts_s: float) -> None:
+    """The active control process is stopped and continued."""
+    sim = faults.sim
+    control = sim.active() or sim.controls[0]
+    if not control.alive or control.paused:
+        return
+    control.pause()
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        control.resume()
+
+    faults.last(lasts_s / 2, f"{control.name}: stopped", end)
+
+
+def control_cut_from_engines(faults: Faults, lasts_s: float) -> None:
+    """Control reaches no engine, proxies do."""
+    sim = faults.sim
+    for control in sim.controls:
+        for engine in sim.engines:
+            sim.network.sever(control.name, engine)
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        for control in sim.controls:
+            for engine in sim.engines:
+                sim.network.mend(control.name, engine)
+
+    faults.last(lasts_s, "control cut from engines", end)
+
+
+def control_cut_from_store(faults: Faults, lasts_s: float) -> None:
+    """The active control process cannot reach the store."""
+    sim = faults.sim
+    control = sim.active() or sim.controls[0]
+    sim.network.sever(control.name, sim.store.name)
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        sim.network.mend(control.name, sim.store.name)
+
+    faults.last(lasts_s, f"{control.name} cut from the store", end)
+
+
+def store_failing(faults: Faults, lasts_s: float) -> None:
+    """The store answers with errors, though it may have done what it was asked."""
+    sim = faults.sim
+    if sim.store.failing:
+        return
+    sim.store.failing = True
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        sim.store.failing = False
+
+    faults.last(lasts_s, "store failing", end)
+
+
+def answers_lost(faults: Faults, lasts_s: float) -> None:
+    """Answers to probes come late, twice or never."""
+    sim = faults.sim
+    for control in sim.controls:
+        control.answers_in_trouble = True
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        for control in sim.controls:
+            control.answers_in_trouble = False
+
+    faults.last(lasts_s, "answers to probes in trouble", end)
+
+
+def stage_failing(faults: Faults, lasts_s: float) -> None:
+    """One stage of the monitor raises in every pass."""
+    sim, stage = faults.sim, faults.rng.choice([s for s in Stage if s is not Stage.HANDOFF])
+    for control in sim.controls:
+        control.failing_stage = stage
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        for control in sim.controls:
+            control.failing_stage = None
+
+    faults.last(lasts_s, f"stage {stage} raises", end)
+
+
+# --- proxies ----------------------------------------------------------------------------------------------------------
+
+
+def proxy_killed(faults: Faults, lasts_s: float) -> None:
+    """A proxy dies, and is started again as a newer boot."""
+    proxy = faults.rng.choice(faults.sim.proxies)
+    if not proxy.alive:
+        return
+    proxy.kill()
+    faults.last(min(lasts_s, 10.0), f"{proxy.name}: killed", proxy.restart)
+
+
+def proxy_frozen(faults: Faults, lasts_s: float) -> None:
+    """A proxy is stopped and continued."""
+    proxy = faults.rng.choice(faults.sim.proxies)
+    if not proxy.alive or proxy.paused:
+        return
+    proxy.pause()
+    faults.last(lasts_s, f"{proxy.name}: stopped", proxy.resume)
+
+
+def proxy_cut_from_control(faults: Faults, lasts_s: float) -> None:
+    """A proxy does not reach control, but engines."""
+    sim = faults.sim
+    proxy = faults.rng.choice(sim.proxies)
+    for control in sim.controls:
+        sim.network.sever(proxy.name, control.name)
+
+    def end() -> None:
+        for control in sim.controls:
+            sim.network.mend(proxy.name, control.name)
+
+    faults.last(lasts_s, f"{proxy.name} cut from control", end)
+
+
+def proxy_cut_from_engines(faults: Faults, lasts_s: float) -> None:
+    """A proxy reaches control, but no engine.
+
+    Three failures on the first engine it tries come before anybody can tell that it fails on most (spec F12), so
+    what is said of engines meanwhile is excused.
+    """
+    sim = faults.sim
+    proxy = faults.rng.choice(sim.proxies)
+    for engine in sim.engines:
+        sim.network.sever(proxy.name, engine)
+        sim.watch.blame.excuse(engine, lasts_s + UNSURE_S)
+
+    def end() -> None:
+        for engine in sim.engines:
+            sim.network.mend(proxy.name, engine)
+
+    faults.last(lasts_s, f"{proxy.name} cut from engines", end)
+
+
+def proxy_out_of_descriptors(faults: Faults, lasts_s: float) -> None:
+    """A proxy cannot open connections."""
+    proxy = faults.rng.choice(faults.sim.proxies)
+    proxy.out_of_descriptors = True
+
+    def end() -> None:
+        proxy.out_of_descriptors = False
+
+    faults.last(lasts_s, f"{proxy.name}: no descriptors", end)
+
+
+def streams_reset(faults: Faults, _lasts_s: float) -> None:
+    """Connections between proxies and control break, again and again."""
+    sim = faults.sim
+
+    def once() -> None:
+        for proxy in sim.proxies:
+            for stream in (proxy.reporting.stream, *(link.stream for link in proxy.links)):
+                if stream is not None and faults.rng.random() < 0.5:
+                    stream.reset()
+
+    for number in range(faults.rng.randint(1, 6)):
+        sim.world.after(number * faults.rng.uniform(0.1, 3.0), once)
+    faults.last(18.0, "streams break", lambda: None)
+
+
+KINDS: tuple[Callable[[Faults, float], None], ...] = (
+    *(engine_trouble,) * 12,
+    *(engine_restart,) * 3,
+    every_engine_down,
+    pair_cut,
+    control_killed,
+    control_killed,
+    control_frozen,
+    control_cut_from_engines,
+    control_cut_from_engines,
+    control_cut_from_store,
+    store_failing,
+    answers_lost,
+    stage_failing,
+    proxy_killed,
+    proxy_frozen,
+    proxy_cut_from_control,
+    proxy_cut_from_engines,
+    proxy_out_of_descriptors,
+    streams_reset,
+)

@@ -1,0 +1,243 @@
+"""Everything that must hold, looked at when it could break: who acts, who is placed where, what is stored first."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from narwhal.control.core.events import (
+    Effect,
+    EventKind,
+    Input,
+    ProbeHealth,
+    ProbeInference,
+    Record,
+    RunCheck,
+)
+from narwhal.control.core.fleet import Fleet
+from narwhal.control.core.handoff import SavedFleet
+from narwhal.control.core.settings import CoreSettings
+from narwhal.placement import EngineEntry, Placement
+from narwhal.reports import Batch, ProxyKey
+from narwhal.vocabulary import HARD_HOLDS, Phase
+from tests.simulation.blame import Blame, Recount
+from tests.simulation.engines import Engine
+from tests.simulation.ledger import Ledger
+from tests.simulation.prober import Prober
+from tests.simulation.store import Document, Store
+from tests.simulation.truth import Totals, ejected_in, resumed
+from tests.simulation.world import Violation, World
+
+if TYPE_CHECKING:
+    from tests.simulation.control import Control
+    from tests.simulation.proxies import Proxy
+    from tests.simulation.requests import Leg
+    from tests.simulation.term import Term
+
+
+class Watch:
+    """Told of everything; raises `Violation`."""
+
+    def __init__(self, world: World, engines: dict[str, Engine], ledger: Ledger, store: Store) -> None:
+        self.world = world
+        self.engines = engines
+        self.ledger = ledger
+        self.store = store
+        self.proxies: list[Proxy] = []
+        self.controls: list[Control] = []
+        self.totals = Totals()
+        self.blame = Blame(self)
+        self.recounts: dict[Term, Recount] = {}
+        self.out: dict[str, tuple[int, float]] = {}  # ejected engines → their incarnation, and when
+        self.trouble_at: float | None = None  # when something was wrong around control last; None: it is now
+        self.resumes = 0
+        self._seen: dict[ProxyKey, tuple[int, int]] = {}
+        self._highest = 0  # epoch that anybody has published under
+        store.stored = self.stored
+        world.after_each = self.after_each
+
+    # --- after every event ----------------------------------------------------------------------------------------
+
+    def after_each(self) -> None:
+        """Whatever happened: at most one control process may act."""
+        acting = [c.name for c in self.controls if c.term is not None and c.term.lease.may_act(c.now())]
+        if len(acting) > 1:
+            raise Violation("one control acts", f"{' and '.join(acting)} may act at once")
+
+    def control_in_trouble(self, within_s: float) -> bool:
+        """Whether something around control was wrong in the last seconds: then it cannot find out anything."""
+        return self.trouble_at is None or self.world.now < self.trouble_at + within_s
+
+    # --- proxies --------------------------------------------------------------------------------------------------
+
+    def applied(self, proxy: "Proxy", placement: Placement) -> None:
+        """A proxy works by this placement from now on."""
+        before = self._seen.get(proxy.key, (0, 0))
+        if placement.order < before:
+            raise Violation("no lower epoch is accepted", f"{proxy.name} has seen {before}, applies {placement.order}")
+        self._seen[proxy.key] = placement.order
+
+    def leg_begun(self, proxy: "Proxy", leg: "Leg") -> None:
+        """A leg starts."""
+        placement = proxy.held.placement
+        entry = placement.engines.get(leg.entry.id) if placement is not None else None
+        if entry is None or not _permits(entry, leg.phase, proxy.now()):
+            raise Violation("legs follow placement", f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}")
+
+    def cut(self, proxy: "Proxy", batch: Batch) -> None:
+        """A report can change no more."""
+        self.totals.cut(batch)
+
+    def acknowledged(self, proxy: "Proxy", sequence: int) -> None:
+        """A proxy hears that reports up to this one are stored."""
+        self.totals.acked[proxy.key] = max(self.totals.acked[proxy.key], sequence)
+
+    def proxy_killed(self, proxy: "Proxy") -> None:
+        """What it had not sent is lost."""
+        self.totals.killed.add(proxy.key)
+
+    # --- control --------------------------------------------------------------------------------------------------
+
+    def fleet(self, settings: CoreSettings, *, now: float, epoch: int, saved: SavedFleet | None) -> Fleet:
+        """The core of a new term."""
+        return Fleet(settings, now=now, epoch=epoch, saved=saved)
+
+    def through_json(self, document: dict[str, Any]) -> object:
+        """The document as somebody else reads it."""
+        return json.loads(json.dumps(document))
+
+    def leading(self, term: "Term", document: Document | None) -> None:
+        """A term begins."""
+        self.recounts = {term: Recount(term)}
+        self.blame.term_began()
+        self.out = {}
+        if document is not None:
+            self.resumes += 1
+            resumed(term, document)
+            now = self.world.now
+            self.out = {e: (incarnation, now) for e, incarnation in ejected_in(document.state).items()}
+            for engine, saved in document.state.engines.items():
+                self.recounts[term].streaks[engine].update(saved.streaks)
+
+    def term_over(self, term: "Term") -> None:
+        """A term ends: what its probes had under way has no reader any more."""
+        for entry in self.ledger.entries:
+            if entry.probe and not entry.sent_to:
+                entry.excused = True
+
+    def handling(self, term: "Term", event: Input) -> None:
+        """The core is about to hear of it."""
+        if term in self.recounts:
+            self.recounts[term].handling(event)
+
+    def handled(self, term: "Term", event: Input) -> None:
+        """The core has heard of it, and its effects were performed."""
+        if term in self.recounts:
+            self.recounts[term].handled(event)
+
+    def recorded(self, term: "Term", record: Record) -> None:
+        """The core tells people."""
+        self.blame.recorded(term, record)
+        if record.kind is EventKind.ENGINE_EJECTED:
+            self.out[record.engine] = (term.fleet.incarnations()[record.engine], self.world.now)
+
+    def ticked(self, term: "Term") -> None:
+        """A stage of a pass is done."""
+        self.blame.ticked(term)
+
+    def asked(self, term: "Term", effect: Effect) -> None:
+        """The core asks for a probe or a check."""
+        if isinstance(effect, ProbeInference) and effect.producer == effect.consumer:
+            raise Violation("probes leave no KV", f"{effect.consumer.engine} is to read its own handoff")
+        if isinstance(effect, (ProbeInference, ProbeHealth)) and term in self.recounts:
+            self.recounts[term].open.add((effect.engine, effect.number))
+        if isinstance(effect, (ProbeInference, ProbeHealth, RunCheck)):
+            self.world.say(term.control.name, f"asks {_asked(effect)}")
+
+    def probing(self, prober: Prober) -> None:
+        """A probe begins."""
+        running = [engine for engine, kind in prober.running.values() if kind == "inference"]
+        twice = {engine for engine in running if running.count(engine) > 1}
+        if twice:
+            raise Violation("one probe per engine", f"{', '.join(twice)} is probed twice at once")
+
+    def published(self, term: "Term", placement: Placement) -> None:
+        """Control is about to stream this."""
+        if placement.epoch < self._highest:
+            raise Violation("one control acts", f"epoch {placement.epoch} is published after {self._highest}")
+        self._highest = placement.epoch
+        document = self.store.document
+        stored = {e: s.incarnation for e, s in document.state.engines.items()} if document is not None else {}
+        for entry in placement.engines.values():
+            self._placed(entry, stored.get(entry.id, 0))
+        known = term.incarnations  # what control knows to be stored; the store may be further
+        for phase in Phase:
+            able = [e for e in placement.engines.values() if _able(e, phase) and known.get(e.id) == e.incarnation]
+            if able and not any(phase in e.phases for e in placement.engines.values()):
+                names = ", ".join(e.id for e in able)
+                raise Violation("soft holds never empty a phase", f"nobody serves {phase}, though {names} could")
+        if self.world.tracing:
+            serving = " ".join(f"{e.id}={_words(e)}" for e in placement.engines.values())
+            self.world.say(term.control.name, f"publishes {placement.epoch}.{placement.version} {serving}")
+
+    def _placed(self, entry: EngineEntry, stored: int) -> None:
+        if not entry.phases and not entry.phases_after_quarantine:
+            return
+        incarnation, _ = self.out.get(entry.id, (-1, 0.0))
+        if entry.incarnation <= incarnation or HARD_HOLDS & set(entry.holds):
+            raise Violation("no placement names an ejected engine", f"{entry.id} is to serve {sorted(entry.phases)}")
+        if entry.incarnation > stored:
+            raise Violation(
+                "stored before placement", f"{entry.id} serves as incarnation {entry.incarnation}, stored is {stored}"
+            )
+        self.out.pop(entry.id, None)
+
+    def stored(self, document: Document) -> None:
+        """The store has a newer document."""
+        held = ejected_in(document.state)
+        for engine, (incarnation, at) in self.out.items():
+            saved = document.state.engines[engine].incarnation
+            if at < document.taken_at and engine not in held and saved <= incarnation:
+                raise Violation("a resume loses nothing", f"the document does not say that {engine} is ejected")
+
+    def acknowledging(self, proxy: "Proxy", sequence: int) -> None:
+        """Control is about to tell a proxy that its report is stored."""
+        document = self.store.document
+        kept = document.cursors().get(proxy.key, 0) if document is not None else 0
+        if kept < sequence:
+            raise Violation("acknowledged when stored", f"report {sequence} of {proxy.key}, stored is {kept}")
+
+    # --- at rest --------------------------------------------------------------------------------------------------
+
+    def at_rest(self, term: "Term") -> None:
+        """Nothing is under way any more."""
+        for proxy in self.proxies:
+            if proxy.running or proxy.admission.taken or proxy.admission.waiting or proxy.inflight:
+                raise Violation("legs end", f"{proxy.name}: {dict(proxy.inflight)} in flight at rest")
+        self.totals.at_rest(term, self.proxies)
+        for entry in self.ledger.entries:
+            if entry.probe and entry.heard and not entry.excused and not entry.sent_to:
+                raise Violation("probes leave no KV", f"handoff {entry.number} of {entry.producer} was never read")
+
+
+def _permits(entry: EngineEntry, phase: Phase, now: float) -> bool:
+    if phase in entry.phases:
+        return True
+    return entry.quarantine_due is not None and now >= entry.quarantine_due and phase in entry.phases_after_quarantine
+
+
+def _able(entry: EngineEntry, phase: Phase) -> bool:
+    return not HARD_HOLDS & set(entry.holds) and (entry.role is phase or not entry.pinned)
+
+
+def _words(entry: EngineEntry) -> str:
+    phases = "+".join(sorted(p[0] for p in entry.phases)) or "-"
+    holds = f"({','.join(entry.holds)})" if entry.holds else ""
+    return f"{phases}.{entry.incarnation}{holds}"
+
+
+def _asked(effect: ProbeInference | ProbeHealth | RunCheck) -> str:
+    if isinstance(effect, RunCheck):
+        return f"{effect.engine} for {effect.check}"
+    if isinstance(effect, ProbeHealth):
+        return f"{effect.engine} for health"
+    producer = effect.producer.engine if effect.producer is not None else "nobody"
+    return f"{effect.consumer.engine} to read from {producer}, on account of {effect.engine}"
