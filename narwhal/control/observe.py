@@ -94,7 +94,7 @@ class Observer:
         match record.kind:
             case EventKind.ENGINE_EJECTED:
                 self.count("ejections_total", record.engine, record.fields.get("cause", ""))
-            case EventKind.PROBE_ENDED if record.fields["kind"] == Action.INFERENCE_PROBE:
+            case EventKind.PROBE_ENDED if record.fields["probe"] == Action.INFERENCE_PROBE:
                 # Each took several answers, and what they amount to is the core's to say.
                 self.count("probes_total", record.engine, Action.INFERENCE_PROBE, record.fields["result"])
             case EventKind.ENGINE_REMOVED:

@@ -185,6 +185,14 @@ def test_a_command_whose_fate_is_not_known_is_not_made_again(run: Run, control: 
 
 
 @pytest.mark.parametrize("command", ["explain", "eject", "probe"])
+def test_no_control_is_no_answer(run: Run, control: FakeControl, command: str) -> None:
+    control.stop()
+    ran = run(command, "decode-1")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == f"narwhalctl: no active control process: {control.address}: connection refused\n"
+
+
+@pytest.mark.parametrize("command", ["explain", "eject", "probe"])
 def test_an_engine_has_to_be_named(run: Run, command: str) -> None:
     assert run(command).code == 2
     assert run(command, "decode-0", "decode-1").code == 2

@@ -21,7 +21,8 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
     [
         model.Status, model.ControlProcess, model.Monitor, model.StageError, model.Totals, model.Engine, model.Hold,
         model.Check, model.Proxy, model.Placement, model.PlacedEngine, model.PlacementStep, model.Difference,
-        model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done, model.Probed,
+        model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done,
+        model.Probed,
     ],
 )  # fmt: skip
 def test_every_key_is_documented(value: type) -> None:

@@ -37,7 +37,7 @@ _ENDS: Mapping[EventKind, Verdict | None] = {
 
 def probed(record: Record) -> Verdict | None:
     """The verdict of the probe that `ProbeCommand` began, if this event about its engine is the end of it."""
-    if record.kind is EventKind.PROBE_ENDED and record.fields["kind"] != Action.INFERENCE_PROBE:
+    if record.kind is EventKind.PROBE_ENDED and record.fields["probe"] != Action.INFERENCE_PROBE:
         return None  # another question about the engine
     verdict = _ENDS.get(record.kind)
     return Verdict(record.fields["result"]) if record.kind in _ENDS and verdict is None else verdict

@@ -79,19 +79,19 @@ def admitted(engine: Engine, *, first: bool) -> Record:
 def probe_started(engine: str, kind: str, reason: str) -> Record:
     """A probe begins."""
     message = f"engine {engine}: {kind} begins ({reason})"
-    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"kind": kind})
+    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"probe": kind})
 
 
 def gate_asked(engine: str) -> Record:
     """An operator has the gate tried now."""
     message = f"engine {engine}: its gate is tried now (asked for by an operator)"
-    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"kind": "gate"})
+    return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"probe": "gate"})
 
 
 def probe_ended(engine: str, kind: str, verdict: Verdict, detail: str) -> Record:
     """A probe has its answer."""
     message = f"engine {engine}: {kind}: {verdict}: {detail}"
-    fields = {"kind": kind, "result": verdict}
+    fields = {"probe": kind, "result": verdict}
     return Record(kind=EventKind.PROBE_ENDED, message=message, engine=engine, fields=fields)
 
 
