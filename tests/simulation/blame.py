@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from narwhal.control.core.decisions import Cause
 from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, Input, Record, Reported
+from narwhal.control.core.evidence import Action
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
 from tests.simulation.engines import Trouble
@@ -52,6 +53,7 @@ CLEARS: dict[Outcome, set[FailureClass]] = {
     Outcome.ANSWER_COMPLETE: {F.CONNECTION, F.INFERENCE_STATUS},
 }
 EJECTS = {F.CONNECTION}
+BY_HEALTH = {F.CONNECTION, F.TIMEOUT, F.OVERLOAD}
 VERIFIED = {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF}
 
 
@@ -86,7 +88,7 @@ class Recount:
         if isinstance(event, (HealthAnswered, InferenceAnswered)):
             self.open.discard((event.engine, event.number))
         if isinstance(event, HealthAnswered) and event.outcome is None:
-            self.forget(event.engine, {F.CONNECTION, F.TIMEOUT, F.OVERLOAD})
+            self.forget(event.engine, BY_HEALTH)
         if not isinstance(event, Reported) or event.batch.sequence <= self._before.get(event.batch.proxy, 0):
             return
         fleet, now = self.term.fleet, self.term.control.now()
@@ -151,12 +153,8 @@ class Blame:
         if record.kind is EventKind.ENGINE_EJECTED and self.healthy(engine) and not self._unknowable(term, record):
             raise Violation(BLAME, f"{record.message}, and nothing is wrong with it")
         if record.kind is EventKind.PROBE_ENDED and record.fields.get("result") == Verdict.PASS:
-            recount.forget(
-                engine.name,
-                {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF, F.TIMEOUT}
-                if record.fields.get("kind") == "inference probe"
-                else {F.CONNECTION, F.TIMEOUT, F.OVERLOAD},
-            )
+            inference = Action.INFERENCE_PROBE in record.fields.values()
+            recount.forget(engine.name, VERIFIED | {F.TIMEOUT} if inference else BY_HEALTH)
         if record.fields.get("hold") == Hold.VERIFICATION:
             if record.kind is EventKind.HOLD_PLACED:
                 self._held.setdefault(engine.name, self.watch.world.now)
