@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import orjson
 import structlog
 
 from narwhal.clock import Clock
 from narwhal.control.core.events import Answer, EventKind, Record, Reloaded, StageFailure
 from narwhal.control.core.fleet import Fleet
-from narwhal.control.core.handoff import Handoff, HandoffError, Resume, aged, compare, from_document
+from narwhal.control.core.handoff import Handoff, Resume, aged
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner
 from narwhal.control.observe import Observer
 from narwhal.control.plan import Plan
 from narwhal.control.probes import Probes
 from narwhal.control.publisher import Publisher
+from narwhal.control.resume import judge, newer
 from narwhal.control.store.base import Lease, Owner, Store, StoreError
 from narwhal.vocabulary import NotReady, Stage
 
@@ -245,10 +245,10 @@ class Leader:
         """One try. None, and what is in the way was told, when it is not to be now."""
         if takeover:
             # Whether it may be applied is looked at before anybody else is kept from leading.
-            _, problem = self._judge(self._newer(await self._store.load()))
-            if problem:
+            judged = judge(newer(await self._store.load(), self._kept), self.plan.core)
+            if judged.problem:
                 await self._stand_by()
-                self._tell_trouble(EventKind.HANDOFF_NOT_RESUMED, f"does not take over: {problem}")
+                self._tell_trouble(EventKind.HANDOFF_NOT_RESUMED, f"does not take over: {judged.problem}")
                 return None
         lease = await self._store.acquire(self._holder, self._address, above=self._highest_epoch)
         if lease is None:
@@ -263,62 +263,32 @@ class Leader:
 
     async def _started(self, lease: Lease, takeover: bool) -> _Start | None:
         document = await self._store.load()
-        document = self._newer(document) if takeover else document
+        document = newer(document, self._kept) if takeover else document
         if document is None:
             if takeover or self._resume:
                 words = "no saved handoff: starting fresh"
                 return _Start(lease=lease, saved=None, records=(_told(EventKind.HANDOFF_NOT_RESUMED, words),))
             return _Start(lease=lease, saved=None)
-        handoff, problem = self._judge(document)
+        judged = judge(document, self.plan.core)
+        handoff = judged.handoff
         if handoff is not None and handoff.lease.epoch >= lease.epoch:
             # The store forgot its epochs, or lost the newest: nobody may ever see one twice.
             above = await self._store.acquire(self._holder, self._address, above=handoff.lease.epoch)
             lease = above or lease
-        if not problem and (takeover or self._resume):
+        if handoff is not None and judged.resume is Resume.APPLY and (takeover or self._resume):
             return _Start(lease=lease, saved=handoff, records=(self._resumed(handoff),))
         if takeover:
             await self._store.release(lease)  # another handoff was stored since it was looked at: look again
             return None
-        if self._resume and (handoff is None or self._differs(handoff) is Resume.REFUSE):
-            raise ResumeRefusedError(problem)
-        return await self._afresh(lease, document, problem)
+        if self._resume and judged.resume is Resume.REFUSE:
+            raise ResumeRefusedError(judged.problem)
+        return await self._afresh(lease, document, judged.problem)
 
     async def _afresh(self, lease: Lease, document: bytes, problem: str) -> _Start:
         kept = await self._store.set_aside(lease, document)
         words = problem if self._resume else "started without --resume beside a saved handoff, which is not applied"
         record = _told(EventKind.HANDOFF_NOT_RESUMED, f"{words}; it is kept as {kept}")
         return _Start(lease=lease, saved=None, records=(record,))
-
-    def _judge(self, document: bytes | None) -> tuple[Handoff | None, str]:
-        """The handoff, and why it may not be applied; empty when it may, or there is none."""
-        if document is None:
-            return None, ""
-        try:
-            handoff = from_document(orjson.loads(document))
-        except orjson.JSONDecodeError as error:
-            return None, f"the saved handoff is not JSON: {error}"
-        except HandoffError as error:
-            return None, f"the saved handoff cannot be applied: {error}"
-        core = self.plan.core
-        comparison = compare(handoff.state, fleet=core.name, engines=[e.id for e in core.engines])
-        return handoff, "" if comparison.resume is Resume.APPLY else comparison.message
-
-    def _differs(self, handoff: Handoff) -> Resume:
-        core = self.plan.core
-        return compare(handoff.state, fleet=core.name, engines=[e.id for e in core.engines]).resume
-
-    def _newer(self, document: bytes | None) -> bytes | None:
-        """What was stored, or what this process stored itself where the store was wiped or set back since."""
-        if self._kept is None or document == self._kept:
-            return document
-        try:
-            stored = from_document(orjson.loads(document)) if document is not None else None
-        except (orjson.JSONDecodeError, HandoffError):
-            return document
-        mine = from_document(orjson.loads(self._kept))
-        if stored is None or (stored.lease.epoch, stored.written_at) < (mine.lease.epoch, mine.written_at):
-            return self._kept
-        return document
 
     async def _stand_by(self) -> None:
         owner = await self._store.owner()
@@ -340,9 +310,7 @@ class Leader:
             self._observer.record(_told(kind, f"over: {self._trouble}"))
         self._trouble = words
 
-    def _resumed(self, handoff: Handoff | None) -> Record:
-        if handoff is None:
-            return _told(EventKind.HANDOFF_NOT_RESUMED, "no saved handoff: starting fresh")
+    def _resumed(self, handoff: Handoff) -> Record:
         age = max(0.0, self._clock.wall() - handoff.written_at)
         words = f"resumed the handoff of {handoff.lease.holder}, epoch {handoff.lease.epoch}, {age:.1f} s old"
         return _told(EventKind.HANDOFF_RESUMED, words)

@@ -35,7 +35,7 @@ _WARNINGS = frozenset(
         EventKind.RELOAD_REFUSED,
     }
 )
-_ERRORS = frozenset({EventKind.MONITOR_DEGRADED, EventKind.CONTROL_FENCED, EventKind.INPUT_FAILED})
+_ERRORS = frozenset({EventKind.MONITOR_DEGRADED, EventKind.CONTROL_FENCED})
 
 log = structlog.get_logger()
 

@@ -397,6 +397,30 @@ async def test_five_hundred_reconnects_leave_nothing_behind(process: Control) ->
     assert len(os.listdir("/proc/self/fd")) <= files + 2
 
 
+@pytest.mark.case("J4")
+@pytest.mark.rule("P10")
+async def test_a_foreign_client_that_drops_its_calls_leaves_no_stream_open(process: Control) -> None:
+    """This library's client does not end a call that is merely forgotten: the server has to."""
+    hello = placement_pb2.ProxyMessage(hello=placement_pb2.Hello(proxy=identity("foreign")))
+    tasks = len(asyncio.all_tasks())
+    for number in range(20):
+        call: Any = process.placement.StreamPlacement()
+        hello.hello.proxy.id = f"foreign{number}"
+        await soon(call.write(hello))
+        await soon(call.read())
+        del call
+    gc.collect()
+    await until(lambda: len(process.publisher.proxies) in (0, 20))
+    process.clock.monotonic_shift += 10.5
+    await until(lambda: not process.publisher.proxies)
+    await until(lambda: process.told().count("proxy_lost") == 20)
+    # What remains is the library's own: a waiter per call that its client has not given up, none of ours.
+    await until(
+        lambda: not [t for t in asyncio.all_tasks() if "narwhal" in repr(t.get_coro()) and "_listen" in repr(t)]
+    )
+    await until(lambda: len(asyncio.all_tasks()) <= tasks + 2 * 20)
+
+
 # --- nonsense ---------------------------------------------------------------------------------------------------------
 
 

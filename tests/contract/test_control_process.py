@@ -60,7 +60,7 @@ class Process:
     async def shows(self, path: str, text: bytes) -> bytes:
         """What a page of its HTTP side says, once `text` is a part of it."""
         async with asyncio.timeout(BOUND_S):
-            while text not in (page := (await self.get(path))[1]):
+            while text not in (page := (await self.get(path))[1]):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.01)
         return page
 

@@ -122,7 +122,7 @@ def killing(real):
     return call
 
 os_write = os.write
-for module, names in ((SYSTEM.os, ["open", "fstat", "write", "fsync", "rename", "close"]), (atomic.fcntl, ["flock"])):
+for module, names in ((atomic.os, ["open", "fstat", "write", "fsync", "rename", "close"]), (atomic.fcntl, ["flock"])):
     for name in names:
         setattr(module, name, killing(getattr(module, name)))
 atomic.replace_file(target, b'{"new": "' + b"x" * 200_000 + b'"}')

@@ -94,6 +94,72 @@ class InferenceAnswered:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TransferAnswered:
+    """A `RunTransfer` came back. Dropped unless incarnation and number are among those asked for."""
+
+    engine: str
+    incarnation: int
+    number: int
+    produced: LegSeen | None  # the prefill leg; None when it was not begun
+    consumed: LegSeen | None  # the decode leg; None when it was not begun
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdentityCaptured:
+    """A `CaptureIdentity` came back. Dropped unless incarnation and number are those last asked for."""
+
+    engine: str
+    incarnation: int
+    number: int
+    identity: ProcessIdentity | None  # None: the engine does not say
+    local: bool = False  # it could not be asked, for a cause of control's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrainCommand:
+    """An operator takes engines out until they are undrained. All of the fleet's engines: maintenance (spec R6).
+
+    Raises `CommandRefusedError` for an unknown engine and for one that is drained already; then nothing was changed.
+    """
+
+    engines: tuple[str, ...]
+    reason: str
+    deadline_s: float  # after which a drain that has not settled is overdue
+    restart: bool  # planned maintenance: a newer process is asked for when it returns (spec R4)
+    wall: float  # of the command, seconds since the Unix epoch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UndrainCommand:
+    """An operator wants drained engines back: their gates are tried now. The answer is told by events.
+
+    Raises `CommandRefusedError` for an unknown engine, one that is not drained, or whose gate is being tried for an
+    earlier command; then nothing was begun.
+    """
+
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetCommand:
+    """An operator says that a lost proxy is gone (spec R4). Raises `CommandRefusedError` when it is not known or is
+    connected."""
+
+    id: str
+    slot: int | None = None  # None: every worker of that id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A placement has gone out to the proxies."""
+
+    epoch: int
+    version: int
+    serving: frozenset[str]  # engines with a phase to serve in it, now or when a quarantine ends
+    closed: str  # why admission is closed in it, empty when it is open
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EjectCommand:
     """An operator takes an engine out. Raises `CommandRefusedError` when it is not in service."""
 
@@ -130,6 +196,7 @@ class ProxyAcked:
     epoch: int
     version: int
     resident: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)  # engine → its KV handoffs that nobody has read yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,10 +255,10 @@ class Reloaded:
     settings: CoreSettings
 
 
-Answer = CheckAnswered | HealthAnswered | InferenceAnswered
-Command = EjectCommand | ProbeCommand
+Answer = CheckAnswered | HealthAnswered | InferenceAnswered | TransferAnswered | IdentityCaptured
+Command = EjectCommand | ProbeCommand | DrainCommand | UndrainCommand | ForgetCommand
 FromProxy = Reported | ProxyConnected | ProxyAcked | ProxyNacked | ProxyLost | ProxyLeft
-Input = FromProxy | Answer | Command | PassEnded | Woke | Reloaded
+Input = FromProxy | Answer | Command | PassEnded | Woke | Reloaded | Published
 
 
 class Refusal(StrEnum):
@@ -222,6 +289,13 @@ class EventKind(StrEnum):
     ENGINE_REMOVED = "engine_removed"
     ENGINE_CHANGED = "engine_changed"
     ENGINE_CHECK_FAILED = "engine_check_failed"
+    DRAIN_BEGUN = "drain_begun"
+    DRAIN_SETTLED = "drain_settled"  # ready to stop (spec R4)
+    DRAIN_OVERDUE = "drain_overdue"
+    DRAIN_CHANGED = "drain_changed"
+    UNDRAIN_BEGUN = "undrain_begun"
+    UNDRAIN_FAILED = "undrain_failed"  # the drain stays (spec R5)
+    IDENTITY_CAPTURED = "identity_captured"
     HOLD_PLACED = "hold_placed"
     HOLD_ENDED = "hold_ended"
     LAST_ENGINE_KEPT = "last_engine_kept"  # serves in spite of a soft hold (spec H2)
@@ -238,6 +312,7 @@ class EventKind(StrEnum):
     PROXY_LOST = "proxy_lost"
     PROXY_LEFT = "proxy_left"
     PROXY_RETIRED = "proxy_retired"
+    PROXY_FORGOTTEN = "proxy_forgotten"
     PLACEMENT_REFUSED = "placement_refused"
     STAGE_FAILED = "stage_failed"
     MONITOR_DEGRADED = "monitor_degraded"
@@ -255,7 +330,6 @@ class EventKind(StrEnum):
     STORE_RECOVERED = "store_recovered"
     RELOADED = "reloaded"
     RELOAD_REFUSED = "reload_refused"
-    INPUT_FAILED = "input_failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +354,7 @@ class RunCheck:
     check: Check
     model: str = ""  # the configured model
     timeout_s: float = 0.0  # for each answer of the engine
+    attestation_url: str = ""  # where its attestation document is, for that check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,4 +397,29 @@ class ProbeInference:
     silence_s: float  # a leg that gives nothing for this long has failed (spec F6)
 
 
-Effect = Record | RunCheck | ProbeHealth | ProbeInference
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunTransfer:
+    """One KV transfer of a gate (spec R2): as `ProbeInference` with a producer, answered with `TransferAnswered`."""
+
+    engine: str  # on whose account; its incarnation and number name the answer
+    incarnation: int
+    number: int
+    model: str
+    tokens: int
+    producer: Target
+    consumer: Target
+    silence_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptureIdentity:
+    """Read which process runs an engine, and answer with `IdentityCaptured`, always."""
+
+    engine: str
+    url: str
+    incarnation: int
+    number: int
+    timeout_s: float
+
+
+Effect = Record | RunCheck | ProbeHealth | ProbeInference | RunTransfer | CaptureIdentity

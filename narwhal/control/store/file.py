@@ -35,6 +35,7 @@ class FileStore:
         self._descriptor: int | None = None  # of the lock file, while the lock is ours
         self._lease: Lease | None = None
         self._thread = BlockingThread("narwhal-file-store")
+        self._closed = False
 
     @classmethod
     async def open(cls, directory: Path) -> "FileStore":
@@ -83,6 +84,9 @@ class FileStore:
         await asyncio.sleep(timeout_s)
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         # In the thread, after whatever it is at: a lock that is freed in the middle of a write would let another
         # process lead before that write is over. When the medium hangs, the end of the process frees it.
         with contextlib.suppress(TimeoutError):
