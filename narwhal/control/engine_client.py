@@ -7,9 +7,10 @@ delay nothing else: each waits for a seat of its own for a bounded time.
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
@@ -40,6 +41,7 @@ class ProbeSettings:
     pool_timeout_s: float
     keepalive_s: float
     api_key: str = ""
+    contract: Mapping[str, Any] | None = None  # what attestation documents must match
 
 
 class NoAnswer(Exception):
@@ -65,9 +67,9 @@ class EngineClient:
         self.settings = settings
         # Waiting for a connection is bounded apart from what is done with it, so the seats are counted here.
         self._seats = asyncio.Semaphore(settings.connections)
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        credential = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
 
-        def session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        def session(connector: aiohttp.TCPConnector, headers: Mapping[str, str] = credential) -> aiohttp.ClientSession:
             timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s)
             return aiohttp.ClientSession(
                 connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout
@@ -77,6 +79,8 @@ class EngineClient:
         # A connection that the engine closed while it was idle fails what is sent on it. The library sends a GET once
         # more; what must not be sent twice gets a connection of its own (spec V9).
         self.fresh = session(aiohttp.TCPConnector(limit=0, force_close=True))
+        # An attestation document is not the engine's to serve: the engines' credential is not for who serves it.
+        self._foreign = session(aiohttp.TCPConnector(limit=0, force_close=True), {})
 
     @asynccontextmanager
     async def seat(self, what: str) -> AsyncIterator[None]:
@@ -94,12 +98,23 @@ class EngineClient:
 
     async def get(self, base: str, path: str, *, timeout_s: float) -> Answer:
         """GET `path` of the engine at `base`. Raises NoAnswer."""
-        what = f"GET {path}"
+        return await self._answer(f"GET {path}", self._session.get, base.rstrip("/") + path, timeout_s=timeout_s)
+
+    async def fetch(self, url: str, *, what: str, timeout_s: float) -> Answer:
+        """GET a document that is not an engine's own, without the engines' credential. Raises NoAnswer."""
+        return await self._answer(what, self._foreign.get, url, timeout_s=timeout_s)
+
+    async def post(self, base: str, path: str, body: bytes, *, request_id: str, timeout_s: float) -> Answer:
+        """POST a JSON body to the engine at `base`. Raises NoAnswer."""
+        headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+        url = base.rstrip("/") + path
+        return await self._answer(f"POST {path}", self.fresh.post, url, timeout_s=timeout_s, data=body, headers=headers)
+
+    async def _answer(self, what: str, method: Any, url: str, *, timeout_s: float, **more: Any) -> Answer:
         async with self.seat(what):
             try:
-                async with asyncio.timeout(timeout_s):
-                    async with self._session.get(base.rstrip("/") + path, allow_redirects=False) as response:
-                        return Answer(status=response.status, body=await whole(response))
+                async with asyncio.timeout(timeout_s), method(url, allow_redirects=False, **more) as response:
+                    return Answer(status=response.status, body=await whole(response))
             except (aiohttp.ClientError, OSError) as error:  # time-outs are OSErrors
                 raise self.told(what, error, timeout_s) from error
 
@@ -107,6 +122,7 @@ class EngineClient:
         """Drops every connection."""
         await self._session.close()
         await self.fresh.close()
+        await self._foreign.close()
 
     def told(self, what: str, error: Exception, timeout_s: float) -> NoAnswer:
         """A client library's error as ours, in words that name no address."""

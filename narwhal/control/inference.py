@@ -16,7 +16,14 @@ from narwhal.clock import Clock
 from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable, Route
 from narwhal.connectors.sse import Event, classify, find_end
 from narwhal.connectors.vllm_nixl import VllmNixl
-from narwhal.control.core.events import InferenceAnswered, LegSeen, ProbeInference, Target
+from narwhal.control.core.events import (
+    InferenceAnswered,
+    LegSeen,
+    ProbeInference,
+    RunTransfer,
+    Target,
+    TransferAnswered,
+)
 from narwhal.control.engine_client import LARGEST_ANSWER, EngineClient, NoAnswer, whole
 from narwhal.vocabulary import Outcome
 
@@ -57,13 +64,8 @@ class _Leg:
 
 
 async def probe_inference(client: EngineClient, request: ProbeInference, clock: Clock) -> InferenceAnswered:
-    """One inference probe. One seat of the control pool is enough: one leg runs after the other."""
-    transfer = _Transfer(client, request, clock)
-    try:
-        async with client.seat("inference probe"):
-            await transfer.run()
-    except NoAnswer as nothing:
-        transfer.consumed = LegSeen(outcome=nothing.outcome, detail=str(nothing))
+    """One inference probe."""
+    transfer = await _made(client, request, clock, "inference probe")
     return InferenceAnswered(
         engine=request.engine,
         incarnation=request.incarnation,
@@ -73,7 +75,30 @@ async def probe_inference(client: EngineClient, request: ProbeInference, clock: 
     )
 
 
-def _prompt(request: ProbeInference) -> ClientRequest:
+async def run_transfer(client: EngineClient, request: RunTransfer, clock: Clock) -> TransferAnswered:
+    """One KV transfer of a gate."""
+    transfer = await _made(client, request, clock, "KV transfer")
+    return TransferAnswered(
+        engine=request.engine,
+        incarnation=request.incarnation,
+        number=request.number,
+        produced=transfer.produced,
+        consumed=transfer.consumed,
+    )
+
+
+async def _made(client: EngineClient, request: ProbeInference | RunTransfer, clock: Clock, what: str) -> "_Transfer":
+    """Its legs, run. One seat of the control pool is enough: one leg runs after the other."""
+    transfer = _Transfer(client, request, clock)
+    try:
+        async with client.seat(what):
+            await transfer.run()
+    except NoAnswer as nothing:
+        transfer.consumed = LegSeen(outcome=nothing.outcome, detail=str(nothing))
+    return transfer
+
+
+def _prompt(request: ProbeInference | RunTransfer) -> ClientRequest:
     """A client's request that nobody has made before."""
     words = " ".join(str(100 + secrets.randbelow(900)) for _ in range(PROMPT_NUMBERS))
     body = {
@@ -90,7 +115,7 @@ def _prompt(request: ProbeInference) -> ClientRequest:
 class _Transfer:
     """The legs of one probe."""
 
-    def __init__(self, client: EngineClient, request: ProbeInference, clock: Clock) -> None:
+    def __init__(self, client: EngineClient, request: ProbeInference | RunTransfer, clock: Clock) -> None:
         self.produced: LegSeen | None = None
         self.consumed: LegSeen | None = None
         self._client = client

@@ -17,6 +17,7 @@ from narwhal.control.core.events import (
     Effect,
     Input,
     PassEnded,
+    Published,
     Record,
     Reported,
     StageFailure,
@@ -274,9 +275,12 @@ class ControlLoop:
             return
         self._content = content
         self._version += 1
-        self._publisher.publish(
-            Placement(epoch=self.lease.epoch, version=self._version, closed=content.closed, engines=content.engines)
+        placement = Placement(
+            epoch=self.lease.epoch, version=self._version, closed=content.closed, engines=content.engines
         )
+        self._publisher.publish(placement)
+        serving = frozenset(e.id for e in content.engines.values() if e.phases or e.phases_after_quarantine)
+        self.post(Published(epoch=placement.epoch, version=placement.version, serving=serving, closed=placement.closed))
 
     def _arm(self) -> None:
         if self._timer is not None:

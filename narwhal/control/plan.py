@@ -68,6 +68,7 @@ def make_plan(config: FleetConfig) -> Plan:
             pool_timeout_s=engine.pool_timeout_s,
             keepalive_s=engine.keepalive_s,
             api_key=engine.api_key.get_secret_value() if engine.api_key is not None else "",
+            contract=config.engine_contract,
         ),
         proxy_settings=config.proxy_settings().to_json(),
         interval_s=config.controller.monitor_interval_s,

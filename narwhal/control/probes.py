@@ -1,97 +1,33 @@
 """Checks and probes of engines: the core asks, each is a coroutine from a table, each answer goes back as an event.
 
-Decides: pass, fail or inconclusive of one check, and the outcome of one health probe. Inconclusive (LOCAL) is whatever
-says nothing about the engine: no free control connection, no descriptor, no resolver. What answers mean is the core's.
+Decides: the outcome of one health probe. LOCAL is whatever says nothing about the engine: no free control connection,
+no descriptor, no resolver. What answers mean is the core's.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import orjson
 import structlog
 
 from narwhal.clock import Clock
+from narwhal.control.checks import capture_identity, read_identity, run_check
 from narwhal.control.core.events import (
     Answer,
-    CheckAnswered,
-    CheckResult,
+    CaptureIdentity,
     HealthAnswered,
     ProbeHealth,
     ProbeInference,
-    ProcessIdentity,
     RunCheck,
+    RunTransfer,
 )
 from narwhal.control.engine_client import EngineClient, NoAnswer, ProbeSettings
-from narwhal.control.inference import probe_inference
-from narwhal.vocabulary import Check, Outcome, Verdict
+from narwhal.control.inference import probe_inference, run_transfer
+from narwhal.vocabulary import Outcome
 
-Request = RunCheck | ProbeHealth | ProbeInference
+Request = RunCheck | ProbeHealth | ProbeInference | RunTransfer | CaptureIdentity
 
 log = structlog.get_logger()
-
-
-class Failed(Exception):
-    """The engine answered wrongly."""
-
-
-# --- checks -----------------------------------------------------------------------------------------------------------
-
-CheckRunner = Callable[[EngineClient, RunCheck], Awaitable[str]]
-
-
-async def check_health(client: EngineClient, request: RunCheck) -> str:
-    """GET /health answers 200."""
-    answer = await client.get(request.url, "/health", timeout_s=request.timeout_s)
-    if answer.status != 200:
-        raise Failed(f"GET /health answered {answer.status}")
-    return "GET /health answered 200"
-
-
-async def check_model(client: EngineClient, request: RunCheck) -> str:
-    """GET /v1/models lists the configured model."""
-    answer = await client.get(request.url, "/v1/models", timeout_s=request.timeout_s)
-    if answer.status != 200:
-        raise Failed(f"GET /v1/models answered {answer.status}")
-    served = _models(answer.body)
-    if request.model not in served:
-        raise Failed(f"serves {', '.join(sorted(served)) or 'no model'}, not {request.model}")
-    return f"serves {request.model}"
-
-
-def _models(body: bytes) -> set[str]:
-    try:
-        listed = orjson.loads(body)["data"]
-        return {str(model["id"]) for model in listed}
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise Failed("GET /v1/models answered something else than a list of models") from None
-
-
-CHECKS: Mapping[Check, CheckRunner] = {Check.HEALTH: check_health, Check.MODEL: check_model}
-
-
-async def run_check(client: EngineClient, request: RunCheck, clock: Clock) -> CheckAnswered:
-    """One check of a gate."""
-    began = clock.monotonic()
-    runner = CHECKS.get(request.check)
-    if runner is None:
-        verdict, detail = Verdict.NOT_TESTED, f"this release cannot check {request.check}"
-    else:
-        try:
-            verdict, detail = Verdict.PASS, await runner(client, request)
-        except Failed as failed:
-            verdict, detail = Verdict.FAIL, str(failed)
-        except NoAnswer as nothing:
-            verdict = Verdict.INCONCLUSIVE if nothing.outcome is Outcome.LOCAL else Verdict.FAIL
-            detail = str(nothing)
-    result = CheckResult(verdict=verdict, detail=detail, latency_s=clock.monotonic() - began)
-    return CheckAnswered(
-        engine=request.engine,
-        incarnation=request.incarnation,
-        number=request.number,
-        check=request.check,
-        result=result,
-    )
 
 
 # --- health probes ----------------------------------------------------------------------------------------------------
@@ -130,29 +66,6 @@ def _outcome(status: int) -> Outcome | None:
     return Outcome.HTTP_5XX if status >= 500 else Outcome.CLIENT_ERROR
 
 
-async def read_identity(client: EngineClient, url: str, *, timeout_s: float) -> ProcessIdentity | None:
-    """What tells this engine process from its successor; None when it is not to be had."""
-    try:
-        version = await client.get(url, "/version", timeout_s=timeout_s)
-        metrics = await client.get(url, "/metrics", timeout_s=timeout_s)
-    except NoAnswer:
-        return None
-    if version.status != 200 or metrics.status != 200:
-        return None
-    try:
-        named = str(orjson.loads(version.body)["version"])
-        return ProcessIdentity(version=named, started_at=_started_at(metrics.body))
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _started_at(metrics: bytes) -> float:
-    for line in metrics.split(b"\n"):
-        if line.startswith(b"process_start_time_seconds"):
-            return float(line.rsplit(None, 1)[1])
-    raise ValueError("no process_start_time_seconds")
-
-
 # --- running them -----------------------------------------------------------------------------------------------------
 
 Runner = Callable[[EngineClient, Any, Clock], Awaitable[Answer]]
@@ -160,6 +73,8 @@ RUNNERS: Mapping[type[Request], Runner] = {
     RunCheck: run_check,
     ProbeHealth: probe_health,
     ProbeInference: probe_inference,
+    RunTransfer: run_transfer,
+    CaptureIdentity: capture_identity,
 }
 
 

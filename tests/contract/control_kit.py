@@ -55,6 +55,10 @@ class Engines:
     asked: list[tuple[str, str]] = field(default_factory=list)  # (engine, path)
     authorization: list[str] = field(default_factory=list)
     hang: set[str] = field(default_factory=set)
+    versions: dict[str, str] = field(default_factory=dict)
+    started_at: dict[str, float] = field(default_factory=dict)
+    transfers: list[tuple[str, str]] = field(default_factory=list)  # (producer, consumer) of every decode leg
+    strangers: set[tuple[str, str]] = field(default_factory=set)  # pairs between which no KV goes over
 
     async def answer(self, request: web.Request) -> web.Response:
         """Any request of any engine."""
@@ -67,7 +71,33 @@ class Engines:
             return web.Response(status=self.status.get(engine, 200))
         if path == "/v1/models":
             return web.json_response({"data": [{"id": m} for m in self.models.get(engine, ["tiny"])]})
+        if path == "/version":
+            return web.json_response({"version": self.versions.get(engine, "1")})
+        if path == "/metrics":
+            return web.Response(text=f"process_start_time_seconds {self.started_at.get(engine, 1000.0)}\n")
+        if path == "/v1/completions":
+            return await self._complete(engine, await request.json())
         return web.Response(status=404)
+
+    async def _complete(self, engine: str, body: dict[str, Any]) -> web.Response:
+        """A completion, a prefill leg or a decode leg: all work, but for pairs that do not."""
+        transfer = body.get("kv_transfer_params")
+        if transfer is not None and transfer.get("do_remote_decode"):
+            handoff = {
+                "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine,
+                "remote_request_id": "r", "remote_host": "127.0.0.1", "remote_port": 1, "remote_block_ids": [[1]],
+            }  # fmt: skip
+            return web.json_response({"choices": [{"text": "a"}], "kv_transfer_params": handoff})
+        if transfer is not None:
+            pair = (transfer["remote_engine_id"], engine)
+            self.transfers.append(pair)
+            if pair in self.strangers:
+                return web.Response(status=500, text="no KV came")
+        if not body.get("stream"):
+            return web.json_response({"choices": [{"text": "a"}]})
+        event = 'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
+        text = event * int(body["max_tokens"]) + "data: [DONE]\n\n"
+        return web.Response(text=text, content_type="text/event-stream")
 
 
 @asynccontextmanager

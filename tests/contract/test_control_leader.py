@@ -132,6 +132,10 @@ async def test_another_set_of_engines_starts_fresh_says_so_and_keeps_the_old_doc
     def drained(document: dict[str, Any]) -> None:
         hold = {"kind": "drain", "reason": "maintenance", "age_s": 1.0, "remaining_s": None}
         document["engines"]["d0"]["holds"].append(hold)
+        document["engines"]["d0"]["drain"] = {
+            "reason": "maintenance", "age_s": 1.0, "remaining_s": 9.0, "wall": 5.0, "restart": True, "whole": False,
+            "captured": False, "identity": None, "settled": False, "overdue": False,
+        }  # fmt: skip
 
     document = changed(await saved_document(served), drained)
     medium = Medium(document=document)

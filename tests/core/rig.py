@@ -5,20 +5,25 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from narwhal.control.core.events import (
+    CaptureIdentity,
     CheckAnswered,
     CheckResult,
     Effect,
     EventKind,
     HealthAnswered,
+    IdentityCaptured,
     InferenceAnswered,
     Input,
     LegSeen,
     ProbeHealth,
     ProbeInference,
     ProcessIdentity,
+    Published,
     Record,
     Reported,
     RunCheck,
+    RunTransfer,
+    TransferAnswered,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
@@ -32,6 +37,9 @@ T = TypeVar("T")
 EDGE = ProxyKey(id="edge", slot=0, boot=1)
 OTHER = ProxyKey(id="other", slot=0, boot=1)
 SUCCESSES = {Outcome.HANDOFF, Outcome.STREAM_COMPLETE, Outcome.ANSWER_COMPLETE, Outcome.CLIENT_ERROR}
+PROCESS = ProcessIdentity(version="0.32.0", started_at=1_700_000_000.25)  # of every engine, unless told otherwise
+# Checks whose answer names the process.
+NAMED = {Check.HEALTH, Check.GENERATION, Check.FINAL_HEALTH}
 NEUTRAL = {Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE}
 
 
@@ -69,6 +77,8 @@ class Rig:
         self.fleet = Fleet(self.settings, now=now, saved=saved)
         self.effects: list[Effect] = []
         self.checks = dict.fromkeys(Check, Verdict.PASS)
+        self.processes: dict[str, ProcessIdentity] = {}  # that answer at the gate
+        self.version = 0
         self._sequences: dict[ProxyKey, int] = {}
         if joined and saved is None:
             self.let_in()
@@ -105,18 +115,35 @@ class Rig:
 
     def let_in(self) -> None:
         """Every engine at its gate is tried, and passes as `checks` says."""
-        effects = list(self.send(Woke()))
-        while asked := [e for e in effects if isinstance(e, RunCheck)]:
-            effects = [x for check in asked for x in self.answer_check(check)]
+        self.pass_gate(self.send(Woke()))
+
+    def pass_gate(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Answer every check and transfer of gates until nothing more is asked; returns all effects of the answers."""
+        waiting, seen = list(effects), list[Effect]()
+        while waiting:
+            asked = waiting.pop(0)
+            if isinstance(asked, RunCheck):
+                seen += (more := self.answer_check(asked))
+                waiting += more
+            elif isinstance(asked, RunTransfer):
+                seen += (more := self.answer_transfer(asked))
+                waiting += more
+        return seen
+
+    def publish(self) -> tuple[Effect, ...]:
+        """What is decided goes out to the proxies."""
+        content = self.fleet.placement(now=self.now)
+        self.version += 1
+        serving = frozenset(e.id for e in content.engines.values() if e.phases or e.phases_after_quarantine)
+        return self.send(Published(epoch=1, version=self.version, serving=serving, closed=content.closed))
 
     def readmit(self, engine: str) -> None:
         """Let passes go by until the engine's gate is tried; it passes as `checks` says."""
         for _ in range(400):
-            effects = [c for c in of(self.run_pass(), RunCheck) if c.engine == engine]
-            while effects:
-                effects = [c for check in effects for c in of(self.answer_check(check), RunCheck)]
-                if not effects:
-                    return
+            effects = self.run_pass()
+            if any(c.engine == engine for c in of(effects, RunCheck)):
+                self.pass_gate(effects)
+                return
         raise AssertionError(f"the gate of {engine} was not tried")
 
     def saved(self) -> SavedFleet:
@@ -174,6 +201,8 @@ class Rig:
 
     def answer_check(self, check: RunCheck, verdict: Verdict | None = None, **more: Any) -> tuple[Effect, ...]:
         fields = {"verdict": verdict or self.checks[check.check], "detail": "seen", **more}
+        if check.check in NAMED and fields["verdict"] is Verdict.PASS:
+            fields.setdefault("identity", self.processes.get(check.engine, PROCESS))
         return self.send(
             CheckAnswered(
                 engine=check.engine,
@@ -217,6 +246,35 @@ class Rig:
                 number=probe.number,
                 produced=None if produced is None else leg(produced),
                 consumed=None if consumed is None else leg(consumed),
+            )
+        )
+
+    def answer_transfer(
+        self,
+        transfer: RunTransfer,
+        produced: Outcome | None = Outcome.HANDOFF,
+        consumed: Outcome | None = Outcome.STREAM_COMPLETE,
+    ) -> tuple[Effect, ...]:
+        return self.send(
+            TransferAnswered(
+                engine=transfer.engine,
+                incarnation=transfer.incarnation,
+                number=transfer.number,
+                produced=None if produced is None else leg(produced),
+                consumed=None if consumed is None else leg(consumed),
+            )
+        )
+
+    def answer_capture(
+        self, capture: CaptureIdentity, identity: ProcessIdentity | None = PROCESS, *, local: bool = False
+    ) -> tuple[Effect, ...]:
+        return self.send(
+            IdentityCaptured(
+                engine=capture.engine,
+                incarnation=capture.incarnation,
+                number=capture.number,
+                identity=identity,
+                local=local,
             )
         )
 

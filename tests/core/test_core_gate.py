@@ -3,8 +3,8 @@
 import pytest
 
 from narwhal.control.core.engine import Move
-from narwhal.control.core.events import EjectCommand, EventKind, RunCheck, Woke
-from narwhal.control.core.readmission import GATE, How
+from narwhal.control.core.events import DrainCommand, EjectCommand, EventKind, RunCheck, UndrainCommand, Woke
+from narwhal.control.core.readmission import GATE
 from narwhal.control.core.settings import EngineSpec
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Verdict
 from tests.core.rig import Rig, decode, of, only, prefill
@@ -52,30 +52,40 @@ def test_joining_is_tried_at_once_and_not_before_the_loop_asks() -> None:
 @pytest.mark.rule("R1", "R7", "R8")
 def test_checks_run_in_order_and_what_was_not_made_is_not_called_passed() -> None:
     rig = Rig(decode("d"), joined=False)
-    health = only(rig.send(Woke()), RunCheck)
-    assert health.check is Check.HEALTH
-    model = only(rig.answer_check(health), RunCheck)
-    assert (model.check, model.model) == (Check.MODEL, "tiny")
-    assert rig.holds("d") == {Hold.JOINING}
-    rig.answer_check(model)
+    effects, asked = rig.send(Woke()), []
+    while checks_asked := of(effects, RunCheck):
+        asked.append(only(checks_asked, RunCheck))
+        assert rig.holds("d") == {Hold.JOINING}
+        effects = rig.answer_check(asked[-1])
+    assert [c.check for c in asked] == ["health", "model", "generation", "final_health"]
+    assert (asked[1].url, asked[1].model) == ("http://d", "tiny")
     assert rig.holds("d") == set()
     assert rig.fleet.incarnations() == {"d": 1}
-    expected = {Check.HEALTH: Verdict.PASS, Check.ATTESTATION: Verdict.NOT_CONFIGURED, Check.MODEL: Verdict.PASS}
-    later = [check for check, how in GATE if how is How.LATER]
-    expected |= dict.fromkeys(later, Verdict.NOT_TESTED)
-    assert checks(rig, "d") == [(c, expected[c]) for c in Check]
+    assert checks(rig, "d") == [
+        ("health", Verdict.PASS),
+        ("attestation", Verdict.NOT_CONFIGURED),
+        ("model", Verdict.PASS),
+        ("generation", Verdict.PASS),
+        ("kv_transfer", Verdict.NOT_TESTED),
+        ("final_health", Verdict.PASS),
+    ]
     assert EventKind.ENGINE_JOINED in rig.kinds()
 
 
 @pytest.mark.rule("R7")
-def test_an_attestation_that_is_configured_is_not_shown_as_not_configured() -> None:
-    attested = EngineSpec(id="d", url="http://d", role=Phase.DECODE, attestation_url="http://d:9")
-    rig = Rig(attested, attested=True)
-    assert dict(checks(rig, "d"))[Check.ATTESTATION] is Verdict.NOT_TESTED
+@pytest.mark.parametrize(("verdict", "held"), [(Verdict.PASS, set()), (Verdict.FAIL, {Hold.JOINING})])
+def test_an_attestation_that_is_configured_is_asked_for_and_decides(verdict: Verdict, held: set[Hold]) -> None:
+    attested = EngineSpec(id="d", url="http://d", role=Phase.DECODE, attestation_url="http://d:9/attestation")
+    rig = Rig(attested, attested=True, joined=False)
+    asked = only(rig.answer_check(only(rig.send(Woke()), RunCheck)), RunCheck)
+    assert (asked.check, asked.attestation_url, asked.url) == ("attestation", "http://d:9/attestation", "http://d")
+    rig.pass_gate(rig.answer_check(asked, verdict))
+    assert rig.holds("d") == held
+    assert dict(checks(rig, "d"))[Check.ATTESTATION] is verdict
 
 
 @pytest.mark.rule("R1", "R8")
-@pytest.mark.parametrize("check", [Check.HEALTH, Check.MODEL])
+@pytest.mark.parametrize("check", [Check.HEALTH, Check.MODEL, Check.GENERATION, Check.FINAL_HEALTH])
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.INCONCLUSIVE])
 def test_the_gate_stops_at_the_first_check_that_does_not_pass(check: Check, verdict: Verdict) -> None:
     rig = Rig(prefill("p"), decode("d"), joined=False)
@@ -179,10 +189,10 @@ def test_a_failed_gate_is_tried_again_at_the_same_interval() -> None:
 def test_a_drained_engine_does_not_go_through_the_gate_by_itself() -> None:
     rig = Rig(prefill("p"), decode("d"), liveness_every=0)
     rig.report("d", Outcome.REFUSED, count=3)
-    rig.fleet._engines["d"].place(Hold.DRAIN, "asked for", now=rig.now)
+    rig.send(DrainCommand(engines=("d",), reason="disk", deadline_s=300.0, restart=False, wall=0.0))
     for _ in range(30):
         assert not of(rig.run_pass(), RunCheck)
-    rig.fleet._engines["d"].lift(Hold.DRAIN)
-    rig.readmit("d")
+    assert rig.holds("d") == {Hold.DRAIN, Hold.EJECTED}
+    rig.pass_gate(rig.send(UndrainCommand(engines=("d",))))
     assert rig.holds("d") == set()
     assert rig.fleet._engines["d"].may(Move.EJECT)

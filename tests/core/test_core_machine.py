@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from narwhal.control.core import suspicion
-from narwhal.control.core.events import Effect, ProbeHealth, ProbeInference, RunCheck, Woke
+from narwhal.control.core.events import Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer, Woke
 from narwhal.control.core.evidence import CLEARED_BY_INFERENCE, CLEARS
-from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Stage, Verdict
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Stage, Verdict
 from tests.core.rig import Rig, decode, of, prefill
 
 C = FailureClass
@@ -115,7 +115,7 @@ def recount(history: list[tuple[str, object]]) -> Known:
                 known.open = True
             case "gate health" if how is Verdict.PASS:
                 known.clear({C.CONNECTION, C.TIMEOUT, C.OVERLOAD})
-            case "gate model" if how is Verdict.PASS:
+            case "gate final_health" if how is Verdict.PASS:
                 known = Known(incarnation=known.incarnation + 1)
     return known
 
@@ -143,6 +143,8 @@ class Record(RuleBasedStateMachine):
                 self.probe = effect
             elif isinstance(effect, RunCheck):
                 self.check = effect
+            elif isinstance(effect, RunTransfer):
+                self.see(self.rig.answer_transfer(effect))
 
     @rule(outcome=st.sampled_from(DRAWN), count=st.integers(1, 4))
     def outcomes(self, outcome: Outcome, count: int) -> None:
@@ -210,7 +212,7 @@ class Record(RuleBasedStateMachine):
         check, self.check = self.check, None
         assert check is not None
         self.see(self.rig.answer_check(check, verdict))
-        self.note("gate health" if check.check is Check.HEALTH else "gate model", verdict)
+        self.note(f"gate {check.check}", verdict)
 
     def open_number(self) -> int:
         """The number of the answer that the fleet waits for, 0 for none."""

@@ -1,12 +1,9 @@
 """The monitor's streak and readiness (spec M4–M7, M9)."""
 
-from dataclasses import replace
-
 import pytest
 
-from narwhal.control.core.events import EventKind, PassEnded, StageFailure
-from narwhal.control.core.handoff import SavedHold
-from narwhal.vocabulary import Hold, Outcome, Phase, Stage
+from narwhal.control.core.events import DrainCommand, EventKind, PassEnded, StageFailure
+from narwhal.vocabulary import Outcome, Phase, Stage
 from tests.core.rig import Rig, decode, prefill
 
 DEGRADED = "monitoring degraded: liveness OSError"
@@ -91,11 +88,7 @@ def test_the_order_of_the_reasons() -> None:
     rig = Rig(prefill("p", pinned=True), decode("d", pinned=True), monitor_failure_limit=1)
     rig.report("d", Outcome.REFUSED, count=3)
     assert rig.fleet.view(now=rig.now).not_ready == "no eligible engines"
-    hold = SavedHold(kind=Hold.MAINTENANCE, reason="asked for", age_s=0.0, remaining_s=None)
-    saved = rig.saved()
-    engines = {name: replace(e, holds=(*e.holds, hold)) for name, e in saved.engines.items()}
-    drained = replace(saved, engines=engines)
-    rig = Rig(prefill("p", pinned=True), decode("d", pinned=True), saved=drained, monitor_failure_limit=1)
+    rig.send(DrainCommand(engines=("p", "d"), reason="", deadline_s=300.0, restart=True, wall=0.0))
     view = rig.fleet.view(now=rig.now)
     assert (view.not_ready, view.closed) == ("maintenance", "maintenance")
     rig.send(bad(Stage.LIVENESS))

@@ -8,6 +8,7 @@ import pytest
 from narwhal.control.core.commands import probed
 from narwhal.control.core.events import (
     CommandRefusedError,
+    DrainCommand,
     EjectCommand,
     EventKind,
     PassEnded,
@@ -162,11 +163,14 @@ def test_a_gate_that_is_being_tried_says_so() -> None:
 
 
 @pytest.mark.rule("R5")
-@pytest.mark.parametrize("hold", [Hold.DRAIN, Hold.MAINTENANCE])
-def test_a_gate_that_is_held_shut_cannot_be_tried_by_a_probe(hold: Hold) -> None:
+@pytest.mark.parametrize("out", [True, False])
+@pytest.mark.parametrize(("engines", "hold"), [(("d",), Hold.DRAIN), (("p", "d", "e"), Hold.MAINTENANCE)])
+def test_a_gate_that_is_held_shut_cannot_be_tried_by_a_probe(engines: tuple[str, ...], hold: Hold, out: bool) -> None:
     rig = Rig(prefill("p"), decode("d"), decode("e"))
-    rig.send(EjectCommand(engine="d", reason=""))
-    rig.fleet._engines["d"].place(hold, "asked for", now=rig.now)
+    if out:
+        rig.send(EjectCommand(engine="d", reason=""))
+    rig.send(DrainCommand(engines=engines, reason="disk", deadline_s=60.0, restart=True, wall=0.0))
+    rig.publish()  # without a proxy nobody has to come to rest
     with pytest.raises(CommandRefusedError, match=f"engine d is held out: {hold}") as refused:
         rig.send(ProbeCommand(engine="d"))
     assert refused.value.refusal is Refusal.PRECONDITION

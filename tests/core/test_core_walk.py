@@ -1,6 +1,7 @@
 """Random walks of a whole fleet: nothing raises, nothing is counted twice, no phase is emptied by suspicion, and once
 faults end everything is eligible again (spec H2, S6; habit: invariants after every step)."""
 
+import contextlib
 import json
 import random
 from dataclasses import replace
@@ -10,7 +11,9 @@ import pytest
 from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.engine import Held
 from narwhal.control.core.events import (
+    CaptureIdentity,
     CommandRefusedError,
+    DrainCommand,
     Effect,
     EjectCommand,
     Input,
@@ -18,13 +21,17 @@ from narwhal.control.core.events import (
     ProbeCommand,
     ProbeHealth,
     ProbeInference,
+    ProcessIdentity,
+    ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
     Record,
     Reloaded,
     RunCheck,
+    RunTransfer,
     StageFailure,
+    UndrainCommand,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
@@ -33,11 +40,12 @@ from narwhal.control.core.invariants import InvariantBrokenError
 from narwhal.control.core.publication import publishable
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Hold, Outcome, Phase, Stage, Verdict
-from tests.core.rig import NEUTRAL, SUCCESSES, Rig, decode, prefill
+from tests.core.rig import NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
 
 PROXIES = [ProxyKey(id=name, slot=0, boot=1) for name in ("a", "b", "c")]
 ENGINES = (prefill("p1"), prefill("p2", pinned=True), decode("d1"), decode("d2", pinned=True), decode("d3"))
 LEGS = [Outcome.STREAM_COMPLETE, Outcome.HANDOFF, Outcome.ERROR_EVENT, Outcome.HTTP_5XX, Outcome.REFUSED, Outcome.LOCAL]
+NEWER = ProcessIdentity(version="0.33.0", started_at=PROCESS.started_at + 3600)
 SEEN = [None, None, Outcome.REFUSED, Outcome.HTTP_5XX, Outcome.LOCAL, Outcome.READ_TIMEOUT, Outcome.CLIENT_ERROR]
 
 
@@ -48,7 +56,7 @@ class Walk:
         self.random = random.Random(seed)
         quarantine_s = self.random.choice([0.0, 7.0])
         self.rig = Rig(*ENGINES, joined=False, failure_quarantine_s=quarantine_s, ramp_s=5.0, liveness_every=3)
-        self.asked: list[RunCheck | ProbeHealth | ProbeInference] = []
+        self.asked: list[RunCheck | ProbeHealth | ProbeInference | RunTransfer | CaptureIdentity] = []
         self.sequences = dict.fromkeys(PROXIES, 0)
         self.served = 0
         self.epoch = 1
@@ -108,6 +116,11 @@ class Walk:
                 self.take(self.rig.answer_check(asked, self.random.choice(list(Verdict))))
             elif isinstance(asked, ProbeHealth):
                 self.take(self.rig.answer_health(asked, self.random.choice(SEEN)))
+            elif isinstance(asked, CaptureIdentity):
+                self.take(self.rig.answer_capture(asked, self.random.choice([None, PROCESS])))
+            elif isinstance(asked, RunTransfer):
+                ends = [None, Outcome.HANDOFF, Outcome.STREAM_COMPLETE, *LEGS]
+                self.take(self.rig.answer_transfer(asked, self.random.choice(ends), self.random.choice(ends)))
             else:
                 ends = [None, *LEGS]
                 self.take(self.rig.answer_step(asked, self.random.choice(ends), self.random.choice(ends)))
@@ -130,6 +143,13 @@ class Walk:
         events: list[Input] = [hello, ProxyLost(proxy=key, reason="x"), ProxyLeft(proxy=key, reason="x")]
         self.take(self.rig.send(self.random.choice(events)))
 
+    def acknowledge(self) -> None:
+        """What is decided goes out, and somebody applies it."""
+        self.take(self.rig.publish())
+        key, legs = self.random.choice(PROXIES), self.random.choice([{}, {}, {"d1": 1}])
+        ack = ProxyAcked(proxy=key, epoch=1, version=self.rig.version, resident=legs)
+        self.take(self.rig.send(ack))
+
     def monitor(self) -> None:
         failed = StageFailure(stage=Stage.LIVENESS, error_class="OSError", message="")
         self.take(self.rig.send(PassEnded(failures=self.random.choice([(), (failed,)]))))
@@ -137,7 +157,15 @@ class Walk:
     def command(self) -> None:
         engine = self.random.choice(["p1", "d1", "d3", "ghost"])
         before = self.rig.saved()
-        commands: list[Input] = [EjectCommand(engine=engine, reason=""), ProbeCommand(engine=engine)]
+        engines = tuple(self.random.sample([e.id for e in ENGINES], self.random.choice([1, 1, 2, 5])))
+        restart = self.random.random() < 0.3
+        commands: list[Input] = [
+            EjectCommand(engine=engine, reason=""),
+            ProbeCommand(engine=engine),
+            DrainCommand(engines=engines, reason="x", deadline_s=20.0, restart=restart, wall=PROCESS.started_at),
+            UndrainCommand(engines=engines),
+            UndrainCommand(engines=tuple(e.id for e in self.rig.engines() if e.drain is not None)),
+        ]
         try:
             self.take(self.rig.send(self.random.choice(commands)))
         except CommandRefusedError:
@@ -163,13 +191,15 @@ class Walk:
         self.look()
 
     def run(self, steps: int) -> None:
-        often = [self.report, self.answer, self.answer, self.time]
+        often = [self.report, self.answer, self.answer, self.answer, self.acknowledge, self.time]
         rarely = [self.lose, self.proxy, self.monitor, self.command, self.reload, self.takeover]
         for _ in range(steps):
             self.random.choice(often if self.random.random() < 0.85 else rarely)()
 
     def heal(self) -> None:
-        """Every engine is healthy from now on, and every question gets its answer."""
+        """Every engine is healthy and restarted from now on, every question gets its answer, and nothing is drained."""
+        self.rig.processes = dict.fromkeys((e.id for e in ENGINES), NEWER)
+        self.asked = [a for a in self.asked if not isinstance(a, RunCheck)]
         self.rig.send(Reloaded(settings=self.rig.with_settings(engines=ENGINES)))
         for _ in range(900):
             self.take(self.rig.run_pass())
@@ -179,9 +209,17 @@ class Walk:
                     self.take(self.rig.answer_check(asked))
                 elif isinstance(asked, ProbeHealth):
                     self.take(self.rig.answer_health(asked))
+                elif isinstance(asked, RunTransfer):
+                    self.take(self.rig.answer_transfer(asked))
+                elif isinstance(asked, CaptureIdentity):
+                    self.take(self.rig.answer_capture(asked))
                 else:
                     self.take(self.rig.works(asked))
             self.take(self.rig.send(PassEnded()))
+            self.acknowledge()
+            with contextlib.suppress(CommandRefusedError):
+                drained = tuple(e.id for e in self.rig.engines() if e.drain is not None)
+                self.take(self.rig.send(UndrainCommand(engines=drained)))
 
 
 @pytest.mark.rule("H2", "S6", "P2")

@@ -6,11 +6,12 @@ Decides: which engines are healthy peers, and how much silence a transfer is all
 from collections.abc import Callable, Mapping
 
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import ProbeHealth, ProbeInference, Target
+from narwhal.control.core.events import ProbeHealth, ProbeInference, RunTransfer, Target
 from narwhal.control.core.probing import Step
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Phase
 
+TRANSFER_TOKENS = 2  # of a gate's transfer: the first shows that the KV came over, the second that decoding goes on
 ANSWER_MARGIN_S = 15.0  # beyond the time-outs that the shell keeps by itself; then the answer is taken for lost
 
 
@@ -57,6 +58,23 @@ class Asker:
         )
         # Each token may take the whole silence, and so may the prefill leg and the terminal marker.
         return effect, now + silence * (settings.probe_tokens + 2) + ANSWER_MARGIN_S
+
+    def transfer(self, account: Engine, producer: str, consumer: str, *, now: float) -> tuple[RunTransfer, float]:
+        """Ask for a transfer of a gate. It may be the first of these two processes, whatever was seen of those before
+        them; with the instant from which the answer is taken for lost."""
+        settings = self.settings
+        silence = max(settings.kv_first_pull_timeout_s, settings.first_token_timeout_s, settings.health_timeout_s)
+        effect = RunTransfer(
+            engine=account.id,
+            incarnation=account.incarnation,
+            number=account.next_number(),
+            model=settings.model,
+            tokens=TRANSFER_TOKENS,
+            producer=_target(self._engines[producer]),
+            consumer=_target(self._engines[consumer]),
+            silence_s=silence,
+        )
+        return effect, now + silence * (TRANSFER_TOKENS + 2) + ANSWER_MARGIN_S
 
     def met(self, producer: str, consumer: str) -> None:
         """A transfer between them has worked."""

@@ -35,4 +35,11 @@ class Admission:
     identity: ProcessIdentity | None
 
 
-Decision = Effect | Ejection | Admission
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """The engine's drain has settled: nothing is to be found out about it any more."""
+
+    engine: str
+
+
+Decision = Effect | Ejection | Admission | Settled

@@ -41,6 +41,8 @@ LEGAL = {
 }
 # The holds that are a standing; every other hold is placed and lifted by itself.
 STANDING_HOLDS = frozenset({Hold.JOINING, Hold.EJECTED})
+# Only a gate that an operator had tried ends these; an engine that carries one may be admitted whatever its standing.
+SHUT = frozenset({Hold.DRAIN, Hold.MAINTENANCE})
 # A confirmed failure is more than a suspicion, so ejection ends these; so does readmission. Time ends the others.
 ENDED_BY_MOVE = frozenset({Hold.VERIFICATION})
 
@@ -84,6 +86,27 @@ class HealthSeen:
     at: float
 
 
+@dataclass(kw_only=True, slots=True)
+class Drain:
+    """What an operator asked for (spec R4), and how far it has come. Mutable; changed by `drain.Drains` only."""
+
+    reason: str
+    since: float
+    due: float  # then it is overdue, unless it has settled
+    wall: float  # of the command, seconds since the Unix epoch
+    restart: bool = True  # planned maintenance: a newer process is asked for on the way back
+    whole: bool = False  # of the whole fleet (spec R6)
+    captured: bool = False  # whether its process identity has been read, or has turned out not to be had
+    identity: ProcessIdentity | None = None  # as captured; None: unknown
+    settled: bool = False  # ready to stop
+    overdue: bool = False
+    # What follows is of this process alone; a takeover finds it out anew.
+    out: tuple[int, int] | None = None  # the first placement published without the engine
+    number: int = 0  # of the open question for the identity
+    answer_due: float | None = None  # of that question
+    capture_due: float | None = None  # when to ask it
+
+
 def joining(spec: EngineSpec, *, now: float) -> "Engine":
     """An engine that was never admitted (spec R8)."""
     held = Held(kind=Hold.JOINING, reason="never admitted", since=now)
@@ -101,6 +124,7 @@ class Engine:
     identity: ProcessIdentity | None = None  # of the process that was accepted
     admitted_at: float | None = None
     settled_weight: float = 1.0  # until the next step of the ramp
+    drain: Drain | None = None
     ramp: tuple[tuple[float, float], ...] = ()  # steps to come: (instant, weight from then on), soonest first
     evidence: Evidence = field(default_factory=Evidence)
     relapses: Relapses = field(default_factory=Relapses)
@@ -132,7 +156,17 @@ class Engine:
 
     def may(self, move: Move) -> bool:
         """Whether the move is legal now."""
-        return (self.standing, move) in LEGAL
+        return (self.standing, move) in LEGAL or (move is Move.ADMIT and self.shut)
+
+    @property
+    def shut(self) -> bool:
+        """Whether a drain keeps it out: no gate is tried by itself."""
+        return bool(SHUT & self.holds.keys())
+
+    @property
+    def ready_to_stop(self) -> bool:
+        """Whether a drain of it has settled."""
+        return self.drain is not None and self.drain.settled
 
     def gate_ended(self, verdict: Verdict, check: str) -> None:
         """A try of its gate is over, by the check that decided; empty when all passed."""
@@ -148,8 +182,9 @@ class Engine:
     def admit(self, *, identity: ProcessIdentity | None, ramp_s: float, now: float) -> None:
         """Into placement, as a new incarnation with nothing against it (spec F1, R8, R10)."""
         self._require(Move.ADMIT)
-        for kind in STANDING_HOLDS | ENDED_BY_MOVE:
+        for kind in STANDING_HOLDS | ENDED_BY_MOVE | SHUT:
             self.holds.pop(kind, None)
+        self.drain = None
         self.incarnation += 1
         self.identity = identity
         self.admitted_at = now

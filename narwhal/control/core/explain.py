@@ -5,6 +5,7 @@ Decides nothing. Everything it says is in the view, which placement, metrics and
 
 from collections.abc import Iterable, Iterator
 
+from narwhal.control.core.process import process_words
 from narwhal.control.core.telling import in_a_row, silent
 from narwhal.control.core.view import EngineView, Explanation, HoldView, Told
 from narwhal.vocabulary import Hold, Phase
@@ -32,6 +33,7 @@ def explain(view: EngineView, history: Iterable[tuple[float, str]], *, closed: s
     lines = (
         *_eligibility(view, closed),
         *map(_hold, view.holds),
+        *_drained(view),
         *_found_out(view),
         *_evidence(view),
         *_health(view),
@@ -64,6 +66,22 @@ def _hold(hold: HoldView) -> str:
     ends = "" if hold.remaining_s is None else f", ends in {max(0.0, hold.remaining_s):.1f} s"
     yields = "" if hold.effective else ", yields: no other engine can serve"
     return f"{_name(hold.kind)} for {span(hold.age_s)}{ends}{yields}: {hold.reason}"
+
+
+def _drained(view: EngineView) -> Iterator[str]:
+    drain = view.drain
+    if drain is None:
+        return
+    if drain.settled:
+        yield "ready to stop"
+    else:
+        late = "overdue, waits for" if drain.overdue else f"to settle within {span(drain.remaining_s)}, waits for"
+        yield f"drain: {late} {'; '.join(drain.waits_for)}"
+    known = process_words(drain.identity) if drain.identity is not None else "a process that is not known"
+    if drain.restart and drain.captured:
+        yield f"drained was {known}; to return, `narwhalctl undrain {view.id}`, it must have been restarted since"
+    else:
+        yield f"to return: `narwhalctl undrain {view.id}`"
 
 
 def _found_out(view: EngineView) -> Iterator[str]:

@@ -12,17 +12,22 @@ from collections import deque
 from collections.abc import Mapping
 
 from narwhal.control.core import telling
-from narwhal.control.core.commands import command
+from narwhal.control.core.commands import Commands
 from narwhal.control.core.coverage import Candidate, cover
-from narwhal.control.core.decisions import Admission, Decision, Ejection
+from narwhal.control.core.decisions import Admission, Decision, Ejection, Settled
+from narwhal.control.core.drain import Drains
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import (
+    Answer,
     CheckAnswered,
     CommandRefusedError,
+    DrainCommand,
     Effect,
     EjectCommand,
     EventKind,
+    ForgetCommand,
     HealthAnswered,
+    IdentityCaptured,
     InferenceAnswered,
     Input,
     PassEnded,
@@ -32,10 +37,13 @@ from narwhal.control.core.events import (
     ProxyLeft,
     ProxyLost,
     ProxyNacked,
+    Published,
     Record,
     Refusal,
     Reloaded,
     Reported,
+    TransferAnswered,
+    UndrainCommand,
     Woke,
 )
 from narwhal.control.core.evidence import CLASS_OF, Seen
@@ -81,6 +89,14 @@ class Fleet:
         self._suspicions = Suspicions(settings, self._engines)
         self._liveness = Liveness(settings, self._engines, now=now)
         self._models = ModelChecks(settings, self._engines)
+        self._drains = Drains(settings, self._engines, self._proxies)
+        self._commands = Commands(
+            self._engines,
+            suspicions=self._suspicions,
+            readmission=self._readmission,
+            drains=self._drains,
+            proxies=self._proxies,
+        )
         self._intake = Intake(
             settings,
             self._engines,
@@ -104,6 +120,7 @@ class Fleet:
             witnesses=self._witnesses,
             readmission=self._readmission,
             suspicions=self._suspicions,
+            drains=self._drains,
         )
         self._roster.load(settings, saved.engines if saved is not None else {}, now=now)
         if saved is not None:
@@ -118,6 +135,7 @@ class Fleet:
         self._tallies.unknown = dict(saved.unknown_outcomes)
         self._tallies.cursors = load_cursors(saved.cursors, now=now)
         load_proxies(self._proxies, saved.proxies, self._settings, now=now)
+        self._drains.restore(now=now)
         for engine in self._engines.values():
             if engine.standing is Standing.EJECTED:
                 known = saved.engines[engine.id].gate_in_s
@@ -143,6 +161,8 @@ class Fleet:
         match stage:
             case Stage.HEALTH:
                 decisions += [*self._suspicions.tick(now=now), *self._models.tick(now=now)]
+            case Stage.DRAINS:
+                decisions += self._drains.tick(now=now)
             case Stage.ROLLOVER:
                 self._tallies.drop_old(now=now)
                 self._proxies.drop_old(now=now)
@@ -157,7 +177,7 @@ class Fleet:
 
     def next_due(self) -> float | None:
         """When `handle(Woke())` is wanted next, None for never. May lie in the past: then at once."""
-        dues = (self._picture.boundary, self._readmission.next_due())
+        dues = (self._picture.boundary, self._readmission.next_due(), self._drains.next_due())
         return min((due for due in dues if due is not None), default=None)
 
     def _decide(self, event: Input, now: float) -> list[Decision]:
@@ -167,12 +187,15 @@ class Fleet:
                 connected = self._is_connected(event.batch.proxy)
                 for judged in self._intake.take(event.batch, connected=connected, now=now):
                     decisions += self._carry(judged, now)
-            case CheckAnswered() | HealthAnswered() | InferenceAnswered():
+            case CheckAnswered() | HealthAnswered() | InferenceAnswered() | TransferAnswered() | IdentityCaptured():
                 decisions += self._answered(event, now)
-            case EjectCommand() | ProbeCommand():
-                decisions += command(event, self._engines, self._suspicions, self._readmission, now=now)
+            case EjectCommand() | ProbeCommand() | DrainCommand() | UndrainCommand() | ForgetCommand():
+                decisions += self._commands.do(event, now=now)
+            case Published():
+                decisions += self._drains.published(event, now=now)
             case ProxyAcked():
                 self._proxies.acked(event, now=now)
+                decisions += self._drains.progress(now=now)
             case ProxyNacked():
                 decisions += self._proxies.nacked(event, now=now)
             case ProxyConnected() | ProxyLost() | ProxyLeft():
@@ -183,11 +206,12 @@ class Fleet:
                 decisions += self._reloaded(event.settings, now)
             case Woke():
                 decisions += self._readmission.tick(now=now, prompt_only=True)
+                decisions += self._drains.progress(now=now)
         return decisions
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, event: CheckAnswered | HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
+    def _answered(self, event: Answer, now: float) -> list[Decision]:
         """Whoever waits for exactly this answer takes it."""
         engine = self._engines.get(event.engine)
         if engine is None or event.incarnation != engine.incarnation:
@@ -199,6 +223,10 @@ class Fleet:
                 return self._health_answered(engine, event, now)
             case InferenceAnswered():
                 return self._probe_answered(engine, event, now) if self._suspicions.expects(event) else []
+            case TransferAnswered():
+                return self._readmission.transferred(event, now=now) if self._readmission.expects(event) else []
+            case IdentityCaptured():
+                return self._drains.captured(engine, event, now=now) if self._drains.expects(event) else []
 
     def _probe_answered(self, engine: Engine, event: HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
         """The open probe of a suspicion came back."""
@@ -255,7 +283,7 @@ class Fleet:
             self._tallies.went(gone, now=now)
             if self._proxies.find(gone) is None:
                 self._witnesses.forget_proxy(gone)
-        return [*records]
+        return [*records, *self._drains.progress(now=now)]
 
     def _is_connected(self, key: ProxyKey) -> bool:
         proxy = self._proxies.find(key)
@@ -269,19 +297,20 @@ class Fleet:
         self._monitor.configure(failure_limit=settings.monitor_failure_limit)
         self._proxies.configure(max_age_s=settings.placement_max_age_s)
         self._liveness.configure(settings, now=now)
-        for machine in (self._readmission, self._suspicions, self._models, self._intake, self._picture):
+        for machine in (self._readmission, self._suspicions, self._models, self._intake, self._picture, self._drains):
             machine.configure(settings)
         decisions: list[Decision] = []
         for change in self._roster.reload(settings, now=now):
             if change.anew:
                 self._forget(change.engine, now)
                 self._suspicions.removed(change.engine, now=now)
-                self._readmission.forget(change.engine)
+                decisions += self._readmission.removed(change.engine)
             if change.gone is not None:
                 # Nothing of it remains but its share of the totals.
                 self._tallies.count_gone(change.gone.outcomes)
                 self._history.pop(change.engine, None)
             elif change.anew:
+                decisions += self._drains.follow_suit(self._engines[change.engine], now=now)
                 self._readmission.join(self._engines[change.engine], now=now)
             message = f"engine {change.engine}: {change.words}"
             decisions.append(Record(kind=change.kind, message=message, engine=change.engine))
@@ -297,8 +326,12 @@ class Fleet:
                     effects += self._eject(decision, now)
                 case Admission():
                     effects += self._admit(decision, now)
+                case Settled():
+                    effects += self._suspicions.dismissed(self._engines[decision.engine], now=now)
                 case _:
                     effects.append(decision)
+        if any(isinstance(decision, Admission) for decision in decisions):
+            effects += self._carry(self._drains.split(now=now), now)
         return effects
 
     def _eject(self, decision: Ejection, now: float) -> list[Effect]:
@@ -394,7 +427,8 @@ class Fleet:
             fleet=self._settings.name,
             engine_set=tuple(self._engines),
             engines={
-                e.id: save_engine(e, gate_due=self._readmission.due(e.id), now=now) for e in self._engines.values()
+                e.id: save_engine(e, gate_due=self._readmission.saved_due(e.id), now=now)
+                for e in self._engines.values()
             },
             requests=self._tallies.requests,
             unknown_outcomes=dict(self._tallies.unknown),

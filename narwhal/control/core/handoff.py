@@ -65,6 +65,27 @@ class SavedRelapses:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedDrain:
+    """What an operator asked for, and how far it has come (spec R4)."""
+
+    reason: str
+    age_s: float
+    remaining_s: float  # to its deadline, 0 once that has passed
+    wall: float  # of the command, seconds since the Unix epoch
+    restart: bool
+    whole: bool
+    captured: bool
+    identity: ProcessIdentity | None  # as captured; None: unknown
+    settled: bool
+    overdue: bool
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "age_s", "remaining_s")
+        if self.identity is not None and not self.captured:
+            raise ValueError("names a process identity that was not captured")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SavedEngine:
     """One engine."""
 
@@ -73,6 +94,7 @@ class SavedEngine:
     incarnation: int
     holds: tuple[SavedHold, ...]
     identity: ProcessIdentity | None
+    drain: SavedDrain | None
     admitted_age_s: float | None
     gate_in_s: float | None  # until its gate is tried next, None when it has none
     backoff_s: float
@@ -94,6 +116,10 @@ class SavedEngine:
             raise ValueError("a hold is listed twice")
         if {Hold.JOINING, Hold.EJECTED} <= set(kinds):
             raise ValueError("cannot be joining and ejected at once")
+        if self.drain is None and {Hold.DRAIN, Hold.MAINTENANCE} & set(kinds):
+            raise ValueError("is held by a drain that is not described")
+        if self.drain is not None and not self.drain.whole and Hold.DRAIN not in kinds:
+            raise ValueError("is drained, so it must carry the drain hold")
         if not self.incarnation and Hold.JOINING not in kinds:
             raise ValueError("was never admitted, so it must be joining")
 
@@ -216,6 +242,13 @@ def _older(engine: SavedEngine, elapsed_s: float) -> SavedEngine:
         ),
         admitted_age_s=None if engine.admitted_age_s is None else engine.admitted_age_s + elapsed_s,
         gate_in_s=_less(engine.gate_in_s, elapsed_s),
+        drain=None
+        if engine.drain is None
+        else replace(
+            engine.drain,
+            age_s=engine.drain.age_s + elapsed_s,
+            remaining_s=max(0.0, engine.drain.remaining_s - elapsed_s),
+        ),
         relapses=replace(
             relapses,
             watched_s={c: max(0.0, s - elapsed_s) for c, s in relapses.watched_s.items()},
@@ -268,9 +301,7 @@ def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Compa
     removed = sorted(set(saved.engine_set) - set(engines))
     if not added and not removed:
         return Comparison(resume=Resume.APPLY, message="the handoff matches the fleet")
-    drained = tuple(
-        e for e in saved.engine_set if any(h.kind in (Hold.DRAIN, Hold.MAINTENANCE) for h in saved.engines[e].holds)
-    )
+    drained = tuple(e for e in saved.engine_set if saved.engines[e].drain is not None)
     parts = [f"added: {', '.join(added)}"] if added else []
     parts += [f"removed: {', '.join(removed)}"] if removed else []
     parts += [f"drains forgotten: {', '.join(drained)}"] if drained else []

@@ -25,8 +25,17 @@ def check(engines: Mapping[str, Engine], gates: Mapping[str, Gate], suspicions: 
             raise InvariantBrokenError(f"{engine.id} is {standing} and was never admitted")
         if Hold.JOINING in engine.holds and Hold.EJECTED in engine.holds:
             raise InvariantBrokenError(f"{engine.id} is joining and ejected at once")
-        if (engine.id in gates) == (standing is Standing.IN_SERVICE):
+        gate, drain = gates.get(engine.id), engine.drain
+        if gate is None if standing is not Standing.IN_SERVICE else gate is not None and gate.back is None:
             raise InvariantBrokenError(f"{engine.id} is {standing}, and its gate says otherwise")
+        if gate is not None and gate.at is not None and drain is not None and gate.back is None:
+            raise InvariantBrokenError(f"{engine.id} is drained and its gate is tried though nobody asked for it")
+        if (Hold.DRAIN in engine.holds and (drain is None or drain.whole)) or (engine.shut and drain is None):
+            raise InvariantBrokenError(f"{engine.id} carries the hold of another drain than it has")
+        if drain is not None and not drain.whole and Hold.DRAIN not in engine.holds:
+            raise InvariantBrokenError(f"{engine.id} is drained and not held")
+        if drain is not None and drain.settled and not (engine.shut and drain.captured):
+            raise InvariantBrokenError(f"{engine.id} is ready to stop before it was out and known")
         if suspicion is not None and standing is not Standing.IN_SERVICE:
             raise InvariantBrokenError(f"{engine.id} is {standing} and suspected")
         if (Hold.VERIFICATION in engine.holds) != (suspicion is not None and suspicion.held):

@@ -11,6 +11,7 @@ from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, HealthSeen, Standing
 from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity, Record
+from narwhal.control.core.process import process_words, same_process
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.telling import silent
 from narwhal.vocabulary import Outcome
@@ -27,7 +28,6 @@ SILENCE = frozenset(
         Outcome.READ_TIMEOUT,
     }
 )
-SAME_START_S = 0.5  # two readings of one start time differ by rounding at most
 HEALTH_KEPT = 5
 
 
@@ -79,7 +79,8 @@ class Liveness:
 
     def _begin(self, *, now: float) -> list[Decision]:
         self._due = now + self._period_s
-        engines = [e for e in self._engines.values() if e.standing is Standing.IN_SERVICE]
+        # One that is ready to stop may well be stopped: that is no news, and no failure.
+        engines = [e for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.ready_to_stop]
         if not engines:
             return []
         turn = self._turn % len(engines)
@@ -124,8 +125,7 @@ class Liveness:
             return []
         if same_process(known, identity):
             return []
-        reason = f"version {identity.version} started at {identity.started_at:.3f} answers, "
-        reason += f"accepted was version {known.version} started at {known.started_at:.3f}"
+        reason = f"{process_words(identity)} answers, accepted was {process_words(known)}"
         return [Ejection(engine=engine.id, cause=Cause.PROCESS_CHANGED, reason=reason)]
 
     def _end(self, sweep: Sweep, *, now: float) -> list[Decision]:
@@ -179,11 +179,6 @@ def own_silence(event: HealthAnswered | InferenceAnswered) -> HealthAnswered | I
 
 def _own(leg: LegSeen | None) -> LegSeen | None:
     return replace(leg, outcome=Outcome.LOCAL) if leg is not None and leg.outcome in SILENCE else leg
-
-
-def same_process(one: ProcessIdentity, other: ProcessIdentity) -> bool:
-    """Whether both are readings of one process."""
-    return one.version == other.version and abs(one.started_at - other.started_at) <= SAME_START_S
 
 
 def note_health(engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:

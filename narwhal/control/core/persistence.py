@@ -4,9 +4,9 @@ Decides: what a takeover must know of an engine, and what of it memory may lose:
 evidence are for people and are learnt anew.
 """
 
-from narwhal.control.core.engine import RAMP_START, Engine, Held, Move, Standing, joining, ramp_from
+from narwhal.control.core.engine import RAMP_START, SHUT, Drain, Engine, Held, Move, Standing, joining, ramp_from
 from narwhal.control.core.evidence import Evidence
-from narwhal.control.core.handoff import SavedCursor, SavedEngine, SavedHold, SavedProxy, SavedRelapses
+from narwhal.control.core.handoff import SavedCursor, SavedDrain, SavedEngine, SavedHold, SavedProxy, SavedRelapses
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.relapse import Relapses
 from narwhal.control.core.settings import CoreSettings, EngineSpec
@@ -35,6 +35,7 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
             for h in engine.carried(now=now)
         ),
         identity=engine.identity,
+        drain=None if engine.drain is None else _save_drain(engine.drain, now),
         admitted_age_s=None if engine.admitted_at is None else max(0.0, now - engine.admitted_at),
         gate_in_s=_remaining(gate_due, now),
         backoff_s=engine.backoff_s,
@@ -54,6 +55,36 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
     )
 
 
+def _save_drain(drain: Drain, now: float) -> SavedDrain:
+    return SavedDrain(
+        reason=drain.reason,
+        age_s=max(0.0, now - drain.since),
+        remaining_s=max(0.0, drain.due - now),
+        wall=drain.wall,
+        restart=drain.restart,
+        whole=drain.whole,
+        captured=drain.captured,
+        identity=drain.identity,
+        settled=drain.settled,
+        overdue=drain.overdue,
+    )
+
+
+def _load_drain(saved: SavedDrain, now: float) -> Drain:
+    return Drain(
+        reason=saved.reason,
+        since=now - saved.age_s,
+        due=now + saved.remaining_s,
+        wall=saved.wall,
+        restart=saved.restart,
+        whole=saved.whole,
+        captured=saved.captured,
+        identity=saved.identity,
+        settled=saved.settled,
+        overdue=saved.overdue,
+    )
+
+
 def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *, now: float) -> Engine:
     """The engine as it was; joining under its old counters when its address has changed since (spec R8)."""
     relapses = saved.relapses
@@ -67,6 +98,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
             if h.remaining_s is None or h.remaining_s > 0
         },
         identity=saved.identity,
+        drain=None if saved.drain is None else _load_drain(saved.drain, now),
         admitted_at=None if saved.admitted_age_s is None else now - saved.admitted_age_s,
         backoff_s=saved.backoff_s,
         evidence=Evidence(
@@ -95,13 +127,17 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
 
 
 def moved(engine: Engine, spec: EngineSpec, *, now: float) -> Engine:
-    """The record of an engine whose address has changed; its incarnations go on rising."""
+    """The record of an engine whose address has changed; its incarnations go on rising. A drain stays, but what answers
+    at another address is another process by itself."""
     reason = f"its address changed from {engine.spec.url}"
+    if engine.drain is not None:
+        engine.drain.restart = False
     if engine.may(Move.REJOIN):
         engine.rejoin(spec, reason, now=now)
         return engine
     fresh = joining(spec, now=now)
-    fresh.outcomes, fresh.incarnation = engine.outcomes, engine.incarnation
+    fresh.outcomes, fresh.incarnation, fresh.drain = engine.outcomes, engine.incarnation, engine.drain
+    fresh.holds |= {kind: held for kind, held in engine.holds.items() if kind in SHUT}
     return fresh
 
 

@@ -6,6 +6,7 @@ Decides: nothing beyond what coverage computes, which all of them show (spec M9,
 from collections.abc import Iterable, Mapping
 
 from narwhal.control.core.coverage import Candidate, cover, uncovered
+from narwhal.control.core.drain import Drains
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.explain import explain
 from narwhal.control.core.monitor import Monitor
@@ -19,7 +20,7 @@ from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import EngineView, Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
-from narwhal.vocabulary import Hold, NotReady, Phase
+from narwhal.vocabulary import NotReady, Phase
 
 
 class Picture:
@@ -36,6 +37,7 @@ class Picture:
         witnesses: Witnesses,
         readmission: Readmission,
         suspicions: Suspicions,
+        drains: Drains,
     ) -> None:
         self._settings = settings
         self._roster = roster
@@ -46,6 +48,7 @@ class Picture:
         self._witnesses = witnesses
         self._readmission = readmission
         self._suspicions = suspicions
+        self._drains = drains
         self._revision = -1
         self._candidates: tuple[Candidate, ...] = ()
         self._content: PlacementContent | None = None
@@ -115,6 +118,7 @@ class Picture:
             inflight=inflight.get(engine.id, 0),
             suspicion=self._readmission.words(engine.id) if suspicion is None else suspicion.words(now=now),
             gate_in_s=None if due is None else max(0.0, due - now),
+            waits_for=self._drains.waits_for(engine, now=now),
             limit=self._settings.eject_after,
             now=now,
         )
@@ -123,7 +127,7 @@ class Picture:
         """Why admission is closed for everybody; empty when it is open."""
         if self._monitor.degraded:
             return self._monitor.degraded
-        whole = all(Hold.MAINTENANCE in engine.holds for engine in self._engines.values())
+        whole = all(engine.drain is not None and engine.drain.whole for engine in self._engines.values())
         return NotReady.MAINTENANCE if self._engines and whole else ""
 
     def not_ready(self, candidates: tuple[Candidate, ...]) -> str:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from narwhal.control.core.events import (
+    CommandRefusedError,
     EventKind,
+    ForgetCommand,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
     ProxyNacked,
     Record,
+    Refusal,
 )
 from narwhal.control.core.view import ProxyView
 from narwhal.reports import ProxyKey
@@ -35,6 +38,7 @@ class Proxy:
     refused: tuple[int, int] | None = None
     refused_reason: str = ""
     resident: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)  # its KV handoffs of each engine that nobody has read
 
 
 def lag(acked: tuple[int, int], published: tuple[int, int]) -> int:
@@ -87,7 +91,7 @@ class Proxies:
         )
         if before is not None and retired is None:
             # The same process on a new stream: what it applies and carries is true until it says otherwise.
-            proxy.acked, proxy.resident = before.acked, before.resident
+            proxy.acked, proxy.resident, proxy.unread = before.acked, before.resident, before.unread
         self._slots[slot] = proxy
         self.changed += 1
         message = f"proxy {event.proxy} connected from {event.address} (pid {event.pid})"
@@ -101,7 +105,7 @@ class Proxies:
             return
         proxy.heard_at = now
         proxy.acked = max(proxy.acked, (event.epoch, event.version))
-        proxy.resident = dict(event.resident)
+        proxy.resident, proxy.unread = dict(event.resident), dict(event.unread)
         if proxy.refused is not None and proxy.acked >= proxy.refused:
             proxy.refused, proxy.refused_reason = None, ""
 
@@ -135,6 +139,24 @@ class Proxies:
         message = f"proxy {event.proxy} left: {event.reason}"
         return [Record(kind=EventKind.PROXY_LEFT, message=message, proxy=str(event.proxy))]
 
+    def forget(self, command: ForgetCommand) -> list[Record]:
+        """An operator says that it is gone (spec R4). Raises `CommandRefusedError`."""
+        named = command.id if command.slot is None else f"{command.id}/{command.slot}"
+        found = [p for p in self.known() if p.key.id == command.id and command.slot in (None, p.key.slot)]
+        if not found:
+            raise CommandRefusedError(Refusal.NOT_FOUND, f"no proxy {named} is known")
+        if alive := [p for p in found if p.connected]:
+            names = ", ".join(f"{p.key.id}/{p.key.slot}" for p in alive)
+            words = f"proxy {names} is connected: stop it, then it says goodbye by itself"
+            raise CommandRefusedError(Refusal.PRECONDITION, words)
+        records = []
+        for proxy in found:
+            del self._slots[proxy.key.id, proxy.key.slot]
+            self.changed += 1
+            message = f"proxy {proxy.key} is forgotten (an operator says that it is gone)"
+            records.append(Record(kind=EventKind.PROXY_FORGOTTEN, message=message, proxy=str(proxy.key)))
+        return records
+
     def drop_old(self, *, now: float) -> None:
         """Forget the lost ones that have stopped placing for certain."""
         old = [s for s, p in self._slots.items() if p.counts_until is not None and now >= p.counts_until]
@@ -163,6 +185,7 @@ class Proxies:
                 refused_reason=p.refused_reason,
                 silent_s=now - p.heard_at,
                 resident=p.resident,
+                unread=p.unread,
                 suspect=suspect(p.key),
             )
             for p in self.known()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from narwhal.control.core.coverage import Candidate, cover
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.telling import failure_words
-from narwhal.control.core.view import CheckView, EngineView, EvidenceView, HealthView, HoldView
+from narwhal.control.core.view import CheckView, DrainView, EngineView, EvidenceView, HealthView, HoldView
 from narwhal.placement import EngineEntry
 from narwhal.vocabulary import HARD_HOLDS, Check, FailureClass, Hold, Phase
 
@@ -44,6 +44,7 @@ def engine_view(
     inflight: int,
     suspicion: str,
     gate_in_s: float | None,
+    waits_for: tuple[str, ...],
     limit: int,
     now: float,
 ) -> EngineView:
@@ -84,6 +85,25 @@ def engine_view(
         misses=engine.misses,
         suspicion=suspicion,
         gate_in_s=gate_in_s,
+        drain=_drain(engine, waits_for, now),
+    )
+
+
+def _drain(engine: Engine, waits_for: tuple[str, ...], now: float) -> DrainView | None:
+    drain = engine.drain
+    if drain is None:
+        return None
+    return DrainView(
+        reason=drain.reason,
+        age_s=now - drain.since,
+        remaining_s=max(0.0, drain.due - now),
+        restart=drain.restart,
+        whole=drain.whole,
+        captured=drain.captured,
+        identity=drain.identity,
+        settled=drain.settled,
+        overdue=drain.overdue and not drain.settled,
+        waits_for=waits_for,
     )
 
 

@@ -11,7 +11,7 @@ from narwhal.control.core import telling
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.events import HealthAnswered, InferenceAnswered
+from narwhal.control.core.events import HealthAnswered, InferenceAnswered, Record
 from narwhal.control.core.evidence import (
     CLEARED_BY_HEALTH,
     CLEARED_BY_INFERENCE,
@@ -270,7 +270,7 @@ class Suspicions:
         waiting = self.known.get(engine.id)
         if waiting is not None and waiting.action is Action.HEALTH_PROBE and not waiting.open:
             del self.known[engine.id]
-        return self._lift(engine, Hold.QUARANTINE, "health 200")
+        return [*self._lift(engine, Hold.QUARANTINE, "health 200")]
 
     def inference_answered(self, engine: Engine, event: InferenceAnswered, *, now: float) -> list[Decision]:
         """A step of the inference probe came back. Only for an answer that `expects` accepts."""
@@ -365,7 +365,7 @@ class Suspicions:
         ended = telling.probe_ended(engine.id, suspicion.action, Verdict.INCONCLUSIVE, "no answer came back")
         return [ended, *self._again(engine, suspicion, now=now)]
 
-    def _lift(self, engine: Engine, kind: Hold, why: str) -> list[Decision]:
+    def _lift(self, engine: Engine, kind: Hold, why: str) -> list[Record]:
         if kind not in engine.holds:
             return []
         engine.lift(kind)
@@ -383,6 +383,11 @@ class Suspicions:
         """The engine has left the fleet, or is another under the same id."""
         self._out(engine, now=now)
         self._asker.forget(engine)
+
+    def dismissed(self, engine: Engine, *, now: float) -> list[Record]:
+        """The engine may be stopped from now on: what is open about it will find out nothing."""
+        self._out(engine.id, now=now)
+        return self._lift(engine, Hold.VERIFICATION, "the engine is ready to stop")
 
     def _out(self, engine: str, *, now: float) -> None:
         """Nothing is open about it any more, and who only waited for it is tried again at once."""

@@ -3,13 +3,14 @@
 What is said here is what the log, the journal, `narwhalctl events` and `explain` show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from narwhal.control.core.decisions import Ejection
-from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.engine import Drain, Engine, Standing
+from narwhal.control.core.events import CheckResult, EventKind, Record
 from narwhal.control.core.evidence import Seen
-from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
+from narwhal.control.core.process import process_words
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Verdict
 
 # Outcomes that are an HTTP status, which people know by its number.
 _STATUSES = frozenset(
@@ -74,6 +75,62 @@ def admitted(engine: Engine, *, first: bool) -> Record:
     message = f"engine {engine.id} {'joined' if first else 'is back'} as incarnation {engine.incarnation}"
     fields = {"incarnation": str(engine.incarnation), "result": Verdict.PASS}
     return Record(kind=kind, message=message, engine=engine.id, fields=fields)
+
+
+def check_failed(engine: Engine, check: Check, result: CheckResult) -> Record:
+    """A try of the gate has ended without the engine coming in."""
+    back = "joining" if engine.standing is Standing.JOINING else "coming back"
+    return Record(
+        kind=EventKind.ENGINE_CHECK_FAILED,
+        message=f"engine {engine.id} is kept from {back}: check {check}: {result.verdict}: {result.detail}",
+        engine=engine.id,
+        fields={"check": check, "result": result.verdict},
+    )
+
+
+def drain_begun(engine: str, drain: Drain, deadline_s: float) -> Record:
+    """An operator takes an engine out."""
+    kind = "maintenance of the whole fleet" if drain.whole else "drain"
+    ask = "a newer process is asked for when it returns" if drain.restart else "it may return as the process it is"
+    message = f"engine {engine}: {kind} ({drain.reason}), to settle within {deadline_s:g} s; {ask}"
+    return Record(kind=EventKind.DRAIN_BEGUN, message=message, engine=engine)
+
+
+def drain_changed(engine: str, words: str) -> Record:
+    """A drain is another than it was."""
+    return Record(kind=EventKind.DRAIN_CHANGED, message=f"engine {engine}: {words}", engine=engine)
+
+
+def identity_captured(engine: str, drain: Drain) -> Record:
+    """Which process a drain will ask a newer one than."""
+    known = process_words(drain.identity) if drain.identity is not None else "unknown, the engine does not say"
+    message = f"engine {engine}: the process that is drained: {known}"
+    return Record(kind=EventKind.IDENTITY_CAPTURED, message=message, engine=engine)
+
+
+def drain_settled(engine: str) -> Record:
+    """A drained engine has no work and gets none."""
+    return Record(kind=EventKind.DRAIN_SETTLED, message=f"engine {engine} is ready to stop", engine=engine)
+
+
+def drain_overdue(engine: str, waits_for: Iterable[str]) -> Record:
+    """The deadline of a drain has passed."""
+    message = f"engine {engine}: its drain is overdue, it stays out and waits for {'; '.join(waits_for)}"
+    return Record(kind=EventKind.DRAIN_OVERDUE, message=message, engine=engine)
+
+
+def undrain_begun(engine: str) -> Record:
+    """An operator wants an engine back."""
+    message = f"engine {engine} is to return: its gate is tried"
+    return Record(kind=EventKind.UNDRAIN_BEGUN, message=message, engine=engine)
+
+
+def undrain_failed(engine: str, failed: str, check: Check, result: CheckResult) -> Record:
+    """It does not return, because its gate failed, or that of another which was to return with it."""
+    whose = "its" if engine == failed else f"engine {failed}'s"
+    message = f"engine {engine} stays drained: {whose} check {check}: {result.verdict}: {result.detail}"
+    fields = {"failed": failed, "check": check, "result": result.verdict, "detail": result.detail}
+    return Record(kind=EventKind.UNDRAIN_FAILED, message=message, engine=engine, fields=fields)
 
 
 def probe_started(engine: str, kind: str, reason: str) -> Record:

@@ -59,6 +59,22 @@ class HealthView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DrainView:
+    """A drain of an engine (spec R4)."""
+
+    reason: str
+    age_s: float
+    remaining_s: float  # to its deadline, 0 once that has passed
+    restart: bool  # a newer process is asked for on the way back
+    whole: bool  # of the whole fleet
+    captured: bool
+    identity: ProcessIdentity | None  # of the process that is drained; None: unknown, or not captured yet
+    settled: bool  # ready to stop
+    overdue: bool
+    waits_for: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
     """One engine."""
 
@@ -81,7 +97,8 @@ class EngineView:
     gates: Mapping[tuple[Verdict, str], int] = field(default_factory=dict)  # tries by result and check that decided
     misses: int = 0  # silent liveness sweeps in a row
     suspicion: str = ""  # what is being found out about it, in words
-    gate_in_s: float | None = None  # until its gate is tried next
+    gate_in_s: float | None = None  # until its gate is tried next by itself
+    drain: DrainView | None = None
 
     @property
     def eligible(self) -> bool:
@@ -119,6 +136,7 @@ class ProxyView:
     refused_reason: str
     silent_s: float
     resident: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)  # its KV handoffs of each engine that nobody has read
     suspect: str = ""  # why it is thought to be the fault itself, empty when it is not (spec F12)
 
 
