@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 from narwhal.control.core.events import (
     Answer,
+    CaptureIdentity,
     CheckAnswered,
     CheckResult,
     HealthAnswered,
+    IdentityCaptured,
     InferenceAnswered,
     LegSeen,
     ProbeHealth,
     ProbeInference,
     ProcessIdentity,
     RunCheck,
+    RunTransfer,
     Target,
+    TransferAnswered,
 )
 from narwhal.vocabulary import Check, Outcome, Verdict
 from tests.simulation.engines import Ask, Engine, Seen, Shape, Wire
@@ -25,7 +29,9 @@ from tests.simulation.ledger import Handoff
 if TYPE_CHECKING:
     from tests.simulation.control import Control
 
-Asked = RunCheck | ProbeHealth | ProbeInference
+Asked = RunCheck | ProbeHealth | ProbeInference | RunTransfer | CaptureIdentity
+ASKS = {Check.MODEL: Ask.MODEL, Check.GENERATION: Ask.ANSWER}
+NAMED = frozenset({Check.HEALTH, Check.GENERATION, Check.FINAL_HEALTH})  # checks that say which process answered
 SHAPE = Shape(prefill_s=0.05, first_s=0.05, chunks=4, gap_s=0.05)
 NOT_CONNECTED = frozenset({Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.CONNECT_TIMEOUT, Outcome.RESET})
 SEEN = {
@@ -140,13 +146,14 @@ class Prober:
             self._answer(answer)
             self._next()
 
-        if isinstance(asked, ProbeInference):
+        if isinstance(asked, ProbeInference | RunTransfer):
             Transfer(self.control, self.fleet, asked, done)
         elif isinstance(asked, ProbeHealth):
             self._ask(asked, Ask.HEALTH, asked.timeout_s, self._health(asked, done))
+        elif isinstance(asked, CaptureIdentity):
+            self._ask(asked, Ask.HEALTH, asked.timeout_s, self._capture(asked, done))
         else:
-            ask = Ask.MODEL if asked.check is Check.MODEL else Ask.HEALTH
-            self._ask(asked, ask, asked.timeout_s, self._check(asked, done))
+            self._ask(asked, ASKS.get(asked.check, Ask.HEALTH), asked.timeout_s, self._check(asked, done))
 
     def _ask(self, asked: Asked, ask: Ask, timeout_s: float, ended: Callable[[LegSeen, object], None]) -> None:
         Exchange(self.control, self.fleet[asked.engine], ask, silence_s=timeout_s, ended=ended)
@@ -192,9 +199,24 @@ class Prober:
         def ended(seen: LegSeen, _value: object) -> None:
             ok = seen.outcome is Outcome.ANSWER_COMPLETE
             verdict = Verdict.PASS if ok else Verdict.FAIL
-            done(_checked(asked, CheckResult(verdict=verdict, detail=seen.detail, latency_s=seen.elapsed_s)))
+            identity = self._identity(self.fleet[asked.engine]) if ok and asked.check in NAMED else None
+            result = CheckResult(verdict=verdict, detail=seen.detail, latency_s=seen.elapsed_s, identity=identity)
+            done(_checked(asked, result))
 
         return ended
+
+    def _capture(self, asked: CaptureIdentity, done: Callable[[Answer], None]) -> Callable[[LegSeen, object], None]:
+        def ended(seen: LegSeen, _value: object) -> None:
+            ok = seen.outcome is Outcome.ANSWER_COMPLETE
+            done(_captured(asked, self._identity(self.fleet[asked.engine]) if ok else None))
+
+        return ended
+
+
+def _captured(asked: CaptureIdentity, identity: ProcessIdentity | None, *, local: bool = False) -> IdentityCaptured:
+    return IdentityCaptured(
+        engine=asked.engine, incarnation=asked.incarnation, number=asked.number, identity=identity, local=local
+    )
 
 
 def _checked(asked: RunCheck, result: CheckResult) -> CheckAnswered:
@@ -212,8 +234,19 @@ def _unasked(asked: Asked) -> Answer:
         return HealthAnswered(
             engine=asked.engine, incarnation=asked.incarnation, number=asked.number, outcome=Outcome.LOCAL
         )
-    return InferenceAnswered(
-        engine=asked.engine, incarnation=asked.incarnation, number=asked.number, produced=None, consumed=local
+    if isinstance(asked, CaptureIdentity):
+        return _captured(asked, None, local=True)
+    return _ended(asked, None, local)
+
+
+def _ended(asked: ProbeInference | RunTransfer, produced: LegSeen | None, consumed: LegSeen | None) -> Answer:
+    kind = InferenceAnswered if isinstance(asked, ProbeInference) else TransferAnswered
+    return kind(
+        engine=asked.engine,
+        incarnation=asked.incarnation,
+        number=asked.number,
+        produced=produced,
+        consumed=consumed,
     )
 
 
@@ -221,7 +254,11 @@ class Transfer:
     """One step of an inference probe: a prefill leg whose handoff a decode leg reads, or a completion without one."""
 
     def __init__(
-        self, control: "Control", fleet: dict[str, Engine], asked: ProbeInference, done: Callable[[Answer], None]
+        self,
+        control: "Control",
+        fleet: dict[str, Engine],
+        asked: ProbeInference | RunTransfer,
+        done: Callable[[Answer], None],
     ) -> None:
         self.control = control
         self.fleet = fleet
@@ -272,13 +309,4 @@ class Transfer:
         self._answer(seen)
 
     def _answer(self, consumed: LegSeen | None) -> None:
-        asked = self.asked
-        self.done(
-            InferenceAnswered(
-                engine=asked.engine,
-                incarnation=asked.incarnation,
-                number=asked.number,
-                produced=self.produced,
-                consumed=consumed,
-            )
-        )
+        self.done(_ended(self.asked, self.produced, consumed))

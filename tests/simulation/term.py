@@ -14,6 +14,7 @@ from narwhal.control.core.events import (
     PassEnded,
     ProbeHealth,
     ProbeInference,
+    Published,
     Record,
     Reported,
     RunCheck,
@@ -91,6 +92,8 @@ class Term:
                 case RunCheck() | ProbeHealth() | ProbeInference():
                     self.control.watch.asked(self, effect)
                     self.prober.start(effect)
+                case _:
+                    self.prober.start(effect)
 
     # --- what differs ---------------------------------------------------------------------------------------------
 
@@ -127,6 +130,8 @@ class Term:
         )
         self.control.watch.published(self, placement)
         self.control.publisher.publish(placement)
+        serving = frozenset(e.id for e in content.engines.values() if e.phases or e.phases_after_quarantine)
+        self.post(Published(epoch=placement.epoch, version=placement.version, serving=serving, closed=placement.closed))
 
     def _arm(self) -> None:
         if self._timer is not None:
