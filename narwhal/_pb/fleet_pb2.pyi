@@ -87,8 +87,40 @@ class HealthStatus(_message.Message):
     age_s: float
     def __init__(self, detail: _Optional[str] = ..., outcome: _Optional[str] = ..., latency_s: _Optional[float] = ..., age_s: _Optional[float] = ...) -> None: ...
 
+class DrainStatus(_message.Message):
+    __slots__ = ("reason", "age_s", "remaining_s", "planned", "maintenance", "settled", "overdue", "waits_for", "process", "captured")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_S_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    age_s: float
+    remaining_s: float
+    planned: bool
+    maintenance: bool
+    settled: bool
+    overdue: bool
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    process: ProcessIdentity
+    captured: bool
+    def __init__(self, reason: _Optional[str] = ..., age_s: _Optional[float] = ..., remaining_s: _Optional[float] = ..., planned: _Optional[bool] = ..., maintenance: _Optional[bool] = ..., settled: _Optional[bool] = ..., overdue: _Optional[bool] = ..., waits_for: _Optional[_Iterable[str]] = ..., process: _Optional[_Union[ProcessIdentity, _Mapping]] = ..., captured: _Optional[bool] = ...) -> None: ...
+
+class ProcessIdentity(_message.Message):
+    __slots__ = ("version", "started_at")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    started_at: float
+    def __init__(self, version: _Optional[str] = ..., started_at: _Optional[float] = ...) -> None: ...
+
 class EngineStatus(_message.Message):
-    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight", "evidence", "producer_ids", "misses", "suspicion", "gate_in_s", "health")
+    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight", "evidence", "producer_ids", "misses", "suspicion", "gate_in_s", "health", "drain", "process")
     class StreaksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +153,8 @@ class EngineStatus(_message.Message):
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
     GATE_IN_S_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     id: str
     url: str
     role: _placement_pb2.Phase
@@ -139,7 +173,9 @@ class EngineStatus(_message.Message):
     suspicion: str
     gate_in_s: float
     health: _containers.RepeatedCompositeFieldContainer[HealthStatus]
-    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[EvidenceStatus, _Mapping]]] = ..., producer_ids: _Optional[_Iterable[str]] = ..., misses: _Optional[int] = ..., suspicion: _Optional[str] = ..., gate_in_s: _Optional[float] = ..., health: _Optional[_Iterable[_Union[HealthStatus, _Mapping]]] = ...) -> None: ...
+    drain: DrainStatus
+    process: ProcessIdentity
+    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[EvidenceStatus, _Mapping]]] = ..., producer_ids: _Optional[_Iterable[str]] = ..., misses: _Optional[int] = ..., suspicion: _Optional[str] = ..., gate_in_s: _Optional[float] = ..., health: _Optional[_Iterable[_Union[HealthStatus, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., process: _Optional[_Union[ProcessIdentity, _Mapping]] = ...) -> None: ...
 
 class MonitorStatus(_message.Message):
     __slots__ = ("failure_streak", "degraded", "errors", "passes")
@@ -214,7 +250,7 @@ class ListProxiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ProxyStatus(_message.Message):
-    __slots__ = ("proxy", "address", "pid", "connected", "acked_epoch", "acked_version", "lag", "refused_version", "refused_reason", "silent_s", "resident", "refused_epoch", "suspect")
+    __slots__ = ("proxy", "address", "pid", "connected", "acked_epoch", "acked_version", "lag", "refused_version", "refused_reason", "silent_s", "resident", "refused_epoch", "suspect", "unread")
     PROXY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +264,7 @@ class ProxyStatus(_message.Message):
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
     proxy: _placement_pb2.ProxyIdentity
     address: str
     pid: int
@@ -241,7 +278,8 @@ class ProxyStatus(_message.Message):
     resident: _containers.RepeatedCompositeFieldContainer[_placement_pb2.Residency]
     refused_epoch: int
     suspect: str
-    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., connected: _Optional[bool] = ..., acked_epoch: _Optional[int] = ..., acked_version: _Optional[int] = ..., lag: _Optional[int] = ..., refused_version: _Optional[int] = ..., refused_reason: _Optional[str] = ..., silent_s: _Optional[float] = ..., resident: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ..., refused_epoch: _Optional[int] = ..., suspect: _Optional[str] = ...) -> None: ...
+    unread: _containers.RepeatedCompositeFieldContainer[_placement_pb2.Residency]
+    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., connected: _Optional[bool] = ..., acked_epoch: _Optional[int] = ..., acked_version: _Optional[int] = ..., lag: _Optional[int] = ..., refused_version: _Optional[int] = ..., refused_reason: _Optional[str] = ..., silent_s: _Optional[float] = ..., resident: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ..., refused_epoch: _Optional[int] = ..., suspect: _Optional[str] = ..., unread: _Optional[_Iterable[_Union[_placement_pb2.Residency, _Mapping]]] = ...) -> None: ...
 
 class ListProxiesResponse(_message.Message):
     __slots__ = ("proxies",)
@@ -349,3 +387,69 @@ class ProbeEngineResponse(_message.Message):
     verdict: str
     told: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, verdict: _Optional[str] = ..., told: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DrainEnginesRequest(_message.Message):
+    __slots__ = ("engine_ids", "all", "deadline_s", "reason", "no_restart", "wait", "dry_run")
+    ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_RESTART_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    deadline_s: float
+    reason: str
+    no_restart: bool
+    wait: bool
+    dry_run: bool
+    def __init__(self, engine_ids: _Optional[_Iterable[str]] = ..., all: _Optional[bool] = ..., deadline_s: _Optional[float] = ..., reason: _Optional[str] = ..., no_restart: _Optional[bool] = ..., wait: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("told", "engines")
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    told: _containers.RepeatedScalarFieldContainer[str]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
+    def __init__(self, told: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ...) -> None: ...
+
+class UndrainEnginesRequest(_message.Message):
+    __slots__ = ("engine_ids", "all", "except_ids", "wait", "dry_run")
+    ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    EXCEPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    except_ids: _containers.RepeatedScalarFieldContainer[str]
+    wait: bool
+    dry_run: bool
+    def __init__(self, engine_ids: _Optional[_Iterable[str]] = ..., all: _Optional[bool] = ..., except_ids: _Optional[_Iterable[str]] = ..., wait: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class UndrainProgress(_message.Message):
+    __slots__ = ("told", "engines", "waits_for")
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    told: _containers.RepeatedScalarFieldContainer[str]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, told: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., waits_for: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ForgetProxyRequest(_message.Message):
+    __slots__ = ("id", "slot", "dry_run")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    slot: int
+    dry_run: bool
+    def __init__(self, id: _Optional[str] = ..., slot: _Optional[int] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class ForgetProxyResponse(_message.Message):
+    __slots__ = ("told",)
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    told: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, told: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -70,6 +70,21 @@ class FleetServiceStub:
                 request_serializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.SerializeToString,
                 response_deserializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.FromString,
                 _registered_method=True)
+        self.DrainEngines = channel.unary_stream(
+                '/narwhal.v1.FleetService/DrainEngines',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.DrainEnginesRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
+                _registered_method=True)
+        self.UndrainEngines = channel.unary_stream(
+                '/narwhal.v1.FleetService/UndrainEngines',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.UndrainEnginesRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.UndrainProgress.FromString,
+                _registered_method=True)
+        self.ForgetProxy = channel.unary_unary(
+                '/narwhal.v1.FleetService/ForgetProxy',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -130,6 +145,34 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainEngines(self, request, context):
+        """Takes engines out until they are undrained: one, several, or all, which is maintenance of the whole fleet. The first
+        message comes once that is stored; asked to wait, more follow until every engine is ready to stop, or until the
+        deadline has passed, when the last message says which of them are overdue. The drain goes on when the caller leaves.
+        NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is drained already; then nothing was changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainEngines(self, request, context):
+        """Has the gates of drained engines tried now, and tells how that goes. Engines of a fleet in maintenance return all or
+        none. The gates go on when the caller leaves. NOT_FOUND for an unknown engine; FAILED_PRECONDITION for one that is
+        not drained or is on its way back (reason PRECONDITION, nothing was begun), and when a gate failed (reason
+        GATE_FAILED): then a google.rpc.PreconditionFailure names for each engine that stays drained the failed check.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetProxy(self, request, context):
+        """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
+        FAILED_PRECONDITION for one that is connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +210,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ProbeEngine,
                     request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.FromString,
                     response_serializer=narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.SerializeToString,
+            ),
+            'DrainEngines': grpc.unary_stream_rpc_method_handler(
+                    servicer.DrainEngines,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.DrainEnginesRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.DrainProgress.SerializeToString,
+            ),
+            'UndrainEngines': grpc.unary_stream_rpc_method_handler(
+                    servicer.UndrainEngines,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.UndrainEnginesRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.UndrainProgress.SerializeToString,
+            ),
+            'ForgetProxy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetProxy,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,6 +417,87 @@ class FleetService:
             '/narwhal.v1.FleetService/ProbeEngine',
             narwhal_dot_v1_dot_fleet__pb2.ProbeEngineRequest.SerializeToString,
             narwhal_dot_v1_dot_fleet__pb2.ProbeEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/narwhal.v1.FleetService/DrainEngines',
+            narwhal_dot_v1_dot_fleet__pb2.DrainEnginesRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/narwhal.v1.FleetService/UndrainEngines',
+            narwhal_dot_v1_dot_fleet__pb2.UndrainEnginesRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.UndrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetProxy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/ForgetProxy',
+            narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,22 @@ class FleetServiceStub:
     has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
     FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
     """
+    DrainEngines: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DrainEnginesRequest, _fleet_pb2.DrainProgress]
+    """Takes engines out until they are undrained: one, several, or all, which is maintenance of the whole fleet. The first
+    message comes once that is stored; asked to wait, more follow until every engine is ready to stop, or until the
+    deadline has passed, when the last message says which of them are overdue. The drain goes on when the caller leaves.
+    NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is drained already; then nothing was changed.
+    """
+    UndrainEngines: _grpc.UnaryStreamMultiCallable[_fleet_pb2.UndrainEnginesRequest, _fleet_pb2.UndrainProgress]
+    """Has the gates of drained engines tried now, and tells how that goes. Engines of a fleet in maintenance return all or
+    none. The gates go on when the caller leaves. NOT_FOUND for an unknown engine; FAILED_PRECONDITION for one that is
+    not drained or is on its way back (reason PRECONDITION, nothing was begun), and when a gate failed (reason
+    GATE_FAILED): then a google.rpc.PreconditionFailure names for each engine that stays drained the failed check.
+    """
+    ForgetProxy: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ForgetProxyRequest, _fleet_pb2.ForgetProxyResponse]
+    """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
+    FAILED_PRECONDITION for one that is connected.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -82,6 +98,22 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
     has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
     FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+    """
+    DrainEngines: _aio.UnaryStreamMultiCallable[_fleet_pb2.DrainEnginesRequest, _fleet_pb2.DrainProgress]  # type: ignore[assignment]
+    """Takes engines out until they are undrained: one, several, or all, which is maintenance of the whole fleet. The first
+    message comes once that is stored; asked to wait, more follow until every engine is ready to stop, or until the
+    deadline has passed, when the last message says which of them are overdue. The drain goes on when the caller leaves.
+    NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is drained already; then nothing was changed.
+    """
+    UndrainEngines: _aio.UnaryStreamMultiCallable[_fleet_pb2.UndrainEnginesRequest, _fleet_pb2.UndrainProgress]  # type: ignore[assignment]
+    """Has the gates of drained engines tried now, and tells how that goes. Engines of a fleet in maintenance return all or
+    none. The gates go on when the caller leaves. NOT_FOUND for an unknown engine; FAILED_PRECONDITION for one that is
+    not drained or is on its way back (reason PRECONDITION, nothing was begun), and when a gate failed (reason
+    GATE_FAILED): then a google.rpc.PreconditionFailure names for each engine that stays drained the failed check.
+    """
+    ForgetProxy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ForgetProxyRequest, _fleet_pb2.ForgetProxyResponse]  # type: ignore[assignment]
+    """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
+    FAILED_PRECONDITION for one that is connected.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -149,6 +181,40 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Probes an engine now: inference where it is in service, a try of its gate where it is out. Answered when the probe
         has ended, which may take minutes; it goes on when the caller leaves. NOT_FOUND for an unknown engine,
         FAILED_PRECONDITION when a probe is under way or the engine is held out by a drain; then nothing was begun.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainEngines(
+        self,
+        request: _fleet_pb2.DrainEnginesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fleet_pb2.DrainProgress], _abc.AsyncIterator[_fleet_pb2.DrainProgress]]:
+        """Takes engines out until they are undrained: one, several, or all, which is maintenance of the whole fleet. The first
+        message comes once that is stored; asked to wait, more follow until every engine is ready to stop, or until the
+        deadline has passed, when the last message says which of them are overdue. The drain goes on when the caller leaves.
+        NOT_FOUND for an unknown engine, FAILED_PRECONDITION for one that is drained already; then nothing was changed.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainEngines(
+        self,
+        request: _fleet_pb2.UndrainEnginesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fleet_pb2.UndrainProgress], _abc.AsyncIterator[_fleet_pb2.UndrainProgress]]:
+        """Has the gates of drained engines tried now, and tells how that goes. Engines of a fleet in maintenance return all or
+        none. The gates go on when the caller leaves. NOT_FOUND for an unknown engine; FAILED_PRECONDITION for one that is
+        not drained or is on its way back (reason PRECONDITION, nothing was begun), and when a gate failed (reason
+        GATE_FAILED): then a google.rpc.PreconditionFailure names for each engine that stays drained the failed check.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetProxy(
+        self,
+        request: _fleet_pb2.ForgetProxyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ForgetProxyResponse, _abc.Awaitable[_fleet_pb2.ForgetProxyResponse]]:
+        """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
+        FAILED_PRECONDITION for one that is connected.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

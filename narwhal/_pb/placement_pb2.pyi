@@ -49,14 +49,16 @@ class Residency(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., legs: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("epoch", "version", "resident")
+    __slots__ = ("epoch", "version", "resident", "unread")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     resident: _containers.RepeatedCompositeFieldContainer[Residency]
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., resident: _Optional[_Iterable[_Union[Residency, _Mapping]]] = ...) -> None: ...
+    unread: _containers.RepeatedCompositeFieldContainer[Residency]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., resident: _Optional[_Iterable[_Union[Residency, _Mapping]]] = ..., unread: _Optional[_Iterable[_Union[Residency, _Mapping]]] = ...) -> None: ...
 
 class Nack(_message.Message):
     __slots__ = ("epoch", "version", "reason")

@@ -119,10 +119,9 @@ class EngineClient:
                 raise self.told(what, error, timeout_s) from error
 
     async def close(self) -> None:
-        """Drops every connection."""
-        await self._session.close()
-        await self.fresh.close()
-        await self._foreign.close()
+        """Drops every connection, also when whoever waits for that is cancelled."""
+        sessions = (self._session, self.fresh, self._foreign)
+        await asyncio.shield(asyncio.gather(*(session.close() for session in sessions)))
 
     def told(self, what: str, error: Exception, timeout_s: float) -> NoAnswer:
         """A client library's error as ours, in words that name no address."""

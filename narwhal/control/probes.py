@@ -124,8 +124,10 @@ class Probes:
         tasks = [*self._running, *self._closing]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self._client.close()
 
     async def _run(self, request: Request, client: EngineClient) -> None:
         try:

@@ -185,7 +185,14 @@ class PlacementService:
             return  # it follows another control process
         if (ack.epoch, ack.version) > published.order:
             raise BadMessage(f"acknowledged {ack.epoch}.{ack.version}, which was never published")
-        self._post(ProxyAcked(proxy=hello.proxy, epoch=ack.epoch, version=ack.version, resident=resident))
+        event = ProxyAcked(
+            proxy=hello.proxy,
+            epoch=ack.epoch,
+            version=ack.version,
+            resident=resident,
+            unread=residency_from_wire(list(ack.unread)),
+        )
+        self._post(event)
 
     def _nacked(self, subscriber: Subscriber, hello: ProxyConnected, nack: placement_pb2.Nack) -> None:
         self._publisher.heard(subscriber)

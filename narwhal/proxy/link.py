@@ -300,7 +300,12 @@ class Link:
         epoch, version = self.view.held.order
         self._acked_legs = dict(self.view.inflight.legs)
         return placement_pb2.ProxyMessage(
-            ack=placement_pb2.Ack(epoch=epoch, version=version, resident=residency_to_wire(self._acked_legs))
+            ack=placement_pb2.Ack(
+                epoch=epoch,
+                version=version,
+                resident=residency_to_wire(self._acked_legs),
+                unread=residency_to_wire(dict(self.view.inflight.unread)),
+            )
         )
 
     def _nack(self, epoch: int, version: int, reason: str) -> None:

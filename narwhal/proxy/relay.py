@@ -91,6 +91,7 @@ class Relay:
         "_settings",
         "_shared",
         "_stream",
+        "_unread",
         "fault",
         "stream_failed",
     )
@@ -111,6 +112,7 @@ class Relay:
         self._stream: StreamRelay | None = None
         self._handoff: Handoff | None = None
         self._producer: EngineEntry | None = None
+        self._unread = ""  # the producer whose handoff has not been read yet
         self._answer: Answer | None = None
         self._first_token_at = 0.0
         self._first_pull = False
@@ -146,6 +148,7 @@ class Relay:
             self._attempt.cancelled()
             raise
         finally:
+            self._read()
             if self._handoff is not None:
                 self._shared.metrics.handoffs_abandoned += 1
             self._client.connection.stream = None
@@ -183,6 +186,7 @@ class Relay:
 
     def first_token(self) -> None:
         """Output begins: from now on silence is what ends the leg, and the first transfer of a pair has been seen."""
+        self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
         self._client.status = _OK
         self._shared.metrics.ttft_seconds.observe(now - self._arrived_at)
@@ -222,6 +226,8 @@ class Relay:
             shared.witness.succeeded(leg, Outcome.HANDOFF)
             self._handoff = handoff
             self._producer = entry
+            self._unread = entry.id
+            shared.inflight.produced(entry.id)
             return self._attempt.prefilled(entry.id, shared.clock.monotonic())
         return self._other(leg, result)
 
@@ -236,6 +242,7 @@ class Relay:
         leg = Leg(entry, Phase.DECODE, kind, shared.clock.monotonic())
         self._first_pull = shared.legs.pairs.first(producer, entry)
         result = await self._run(leg, step, shared.connector.decode_body(self._request, handoff))
+        self._read()
         if result is EXPIRED:
             now = shared.clock.monotonic()
             log.warning("handoff_expired", request_id=self._client.request_id, engine=entry.id, producer=producer.id)
@@ -251,6 +258,12 @@ class Relay:
             self._answer = result
             return self._attempt.answered()
         return self._other(leg, result)
+
+    def _read(self) -> None:
+        """The handoff has been read, or will not be: its producer may go (spec R4)."""
+        if self._unread:
+            self._shared.inflight.read(self._unread)
+            self._unread = ""
 
     def _other(self, leg: Leg, result: Result) -> Step:
         """A leg that did not do its work: an answer that is not 200, or no answer."""

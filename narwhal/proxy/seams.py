@@ -57,7 +57,10 @@ class Inflight:
     """This process's own legs in flight per engine: exact residency. Engines without a leg are absent."""
 
     legs: dict[str, int] = field(default_factory=dict)
-    on_idle: Callable[[str], None] = _ignore  # called with an engine's id when its last leg has ended
+    # KV handoffs of each engine that no decode leg has read yet, as far as can be seen: the engine must live on for
+    # them, though no leg runs there.
+    unread: dict[str, int] = field(default_factory=dict)
+    on_idle: Callable[[str], None] = _ignore  # called with an engine's id when nothing needs it any more
 
     def begin(self, engine: str) -> None:
         """A leg starts on `engine`."""
@@ -70,4 +73,19 @@ class Inflight:
             self.legs[engine] = left
         else:
             del self.legs[engine]
-            self.on_idle(engine)
+            if engine not in self.unread:
+                self.on_idle(engine)
+
+    def produced(self, engine: str) -> None:
+        """`engine` gave a KV handoff that is to be read."""
+        self.unread[engine] = self.unread.get(engine, 0) + 1
+
+    def read(self, engine: str) -> None:
+        """It has been read, or will not be any more."""
+        left = self.unread[engine] - 1
+        if left:
+            self.unread[engine] = left
+        else:
+            del self.unread[engine]
+            if engine not in self.legs:
+                self.on_idle(engine)

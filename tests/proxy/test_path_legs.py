@@ -538,11 +538,14 @@ async def test_case_D10_residency_equals_the_open_legs_and_is_nothing_at_rest() 
         await until(lambda: legs == {"p": 9} and opened["p"] == 9)
         go["p"].set()
         await until(lambda: legs == {"d": 9} and opened["d"] == 9)
-        assert idle == ["p"]
+        # No leg runs on p, but its handoffs have not been read: a drain must not let it stop yet.
+        assert path.data.inflight.unread == {"p": 9}
+        assert idle == []
         for task in running[3:6]:
             task.cancel()
         await until(lambda: legs == {"d": 6} and opened["d"] == 6)
         go["d"].set()
         await asyncio.gather(*running, return_exceptions=True)
         await path.at_rest()
-        assert idle == ["p", "d"]
+        assert path.data.inflight.unread == {}
+        assert idle == ["d", "p"]
