@@ -18,7 +18,7 @@ from narwhal.sim.faults import Fault, FaultSet, Hook
 from narwhal.sim.generation import Generation
 from narwhal.sim.kv import Ledger
 from narwhal.sim.options import EngineOptions
-from narwhal.sim.records import RequestLog
+from narwhal.sim.records import Ending, RequestLog
 from narwhal.sim.server import Api
 from narwhal.sim.transfer import Message, SideServer, Transfers
 from narwhal.sim.wire import HttpConnection, Request
@@ -157,7 +157,7 @@ class Engine:
         """What the kernel does for a process that is gone; the port stays reserved, so that connections are refused."""
         self.life = Life.DOWN
         for generation in list(self.live):
-            generation.interrupt(silently=True)
+            generation.interrupt(Ending.SILENT)
         for connection in list(self.connections):
             connection.abort()
         self._held.clear()
@@ -174,15 +174,21 @@ class Engine:
         await self._down()
         self._on_exit(self, code)
 
-    async def terminate(self) -> None:
-        """End as vLLM does on SIGTERM."""
+    async def terminate(self, ending: Ending = Ending.ERROR) -> None:
+        """End as vLLM does on SIGTERM; with silent answers, when the last of their clients has left."""
         if self.life is not Life.RUNNING:
             return
         self.life = Life.TERMINATING
         self.say("terminating")
-        self._interrupt()
+        self._interrupt(ending)
         await asyncio.sleep(self.options.shutdown_s)
         await self._close_idle()
+        if ending is Ending.SILENT and self.connections:
+            await self._unlisten()
+            while self.connections and self.life is Life.TERMINATING:  # noqa: ASYNC110  clients leave when they like
+                await asyncio.sleep(0.01)
+        if self.life is not Life.TERMINATING:
+            return
         await self._down()
         self._on_exit(self, 0)
 
@@ -191,7 +197,7 @@ class Engine:
         if self.life is Life.RUNNING:
             self.life = Life.CORE_DEAD
             self.say("engine core died")
-            self._interrupt()
+            self._interrupt(Ending.ERROR)
             self.spawn(self._exit_after_core())
 
     async def _exit_after_core(self) -> None:
@@ -199,9 +205,9 @@ class Engine:
         await self._down()
         self._on_exit(self, 1)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, ending: Ending) -> None:
         for generation in list(self.live):
-            generation.interrupt()
+            generation.interrupt(ending)
 
     async def restart(self, down_s: float = 0.0) -> None:
         """Die and come back at the same address as a new process."""
@@ -317,7 +323,7 @@ class Engine:
         elif name == "core-killed":
             self.core_died()
         elif name == "terminated":
-            self.spawn(self.terminate())
+            self.spawn(self.terminate(Ending(fault.params["ending"])))
         elif name == "restart":
             self.spawn(self.restart(fault.params["down_s"]))
 

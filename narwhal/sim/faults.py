@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from narwhal.sim.records import GENERATION, RequestPhase
+from narwhal.sim.records import GENERATION, Ending, RequestPhase
 
 
 class Hook(StrEnum):
@@ -125,7 +125,8 @@ TABLE: tuple[Row, ...] = (
     _row("core-killed", _ACT, "engine core killed: errors, half a second of 503, then the process exits"),
     _row("frozen", _STATE, "the whole engine stopped: connections are accepted, nothing is answered"),
     _row("killed", _ACT, "the process dies as by SIGKILL: streams are cut, connections refused"),
-    _row("terminated", _ACT, "the process ends as by SIGTERM: error event and [DONE], 500s, then refused"),
+    _row("terminated", _ACT, "the process ends as by SIGTERM, then refuses; answers under way: error, abort, silent",
+         main="ending", ending="error"),
     _row("restart", _ACT, "killed, and after so many seconds a new process at the same address",
          main="down_s", down_s=0.0),
     # -- connections
@@ -134,7 +135,7 @@ TABLE: tuple[Row, ...] = (
     _row("idle-close", _STATE, "close idle connections after so many seconds", main="seconds", seconds=1.0),
 )  # fmt: skip
 ROWS: dict[str, Row] = {row.name: row for row in TABLE}
-_CHOICES = {"how": ("clean", "reset"), "variant": BAD_HANDOFFS}
+_CHOICES = {"how": ("clean", "reset"), "variant": BAD_HANDOFFS, "ending": tuple(Ending)}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import orjson
@@ -9,10 +10,10 @@ import orjson
 from narwhal.sim import misbehave, text
 from narwhal.sim.faults import Hook
 from narwhal.sim.kv import Handoff
-from narwhal.sim.openai_answer import answer, fingerprint
+from narwhal.sim.openai_answer import aborted_answer, answer, fingerprint
 from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, error_event, parse
-from narwhal.sim.openai_stream import Naming, Timing, roles, script
-from narwhal.sim.records import Outcome, Record, RequestPhase
+from narwhal.sim.openai_stream import Naming, Timing, aborted_events, roles, script
+from narwhal.sim.records import Ending, Outcome, Record, RequestPhase
 from narwhal.sim.stream import Player
 from narwhal.sim.transfer import TransferFailed
 from narwhal.sim.wire import JSON, Request, chunk, head
@@ -46,6 +47,8 @@ class Generation:
         self._deadly = False
         """The engine dies when this request's client leaves."""
         self._over = False
+        self._aborted: Callable[[], bytes] | None = None
+        """What the answer ends with when it is aborted: the last events of a stream, or the whole body."""
 
     def start(self) -> None:
         """Begin, as a task of its own."""
@@ -58,7 +61,7 @@ class Generation:
         """An error of the simulation itself is told and ends the request; it does not become a hang."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._engine.say(f"error in the simulation: {error!r}")
-            self.interrupt()
+            self.interrupt(Ending.ERROR)
 
     # -- ends
 
@@ -84,22 +87,29 @@ class Generation:
         if whole:
             self._conn.finished()
 
-    def interrupt(self, *, silently: bool = False) -> None:
-        """The engine ends: streams get an error event and the marker, others 500; silently, nothing at all."""
+    def interrupt(self, ending: Ending) -> None:
+        """The engine ends. An abort before there is anything to abort is an error."""
         if self._over:
             return
         if self._player is not None:
             self._player.cancel()
-        if not silently:
-            if self._player is not None:
-                self._player.abandon(_CORE_ERROR)
-            else:
-                self._send_error(INTERNAL)
+        if ending is not Ending.SILENT:
+            self._break_off(self._aborted if ending is Ending.ABORT else None)
         self._end(Outcome.TERMINATED)
-        if not silently:
+        if ending is not Ending.SILENT:
             self._conn.finished()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+
+    def _break_off(self, aborted: Callable[[], bytes] | None) -> None:
+        if self._player is not None:
+            self._player.abandon(_CORE_ERROR if aborted is None else aborted())
+        elif aborted is None:
+            self._send_error(INTERNAL)
+        else:
+            body = aborted()
+            self._record.status = 200
+            self._conn.write(head(200, JSON, len(body)) + body)
 
     def resume(self) -> None:
         """The engine runs again after a stop."""
@@ -161,11 +171,13 @@ class Generation:
         contents, wait_s = await self._contents(ask, timing)
         if self._player is not None:
             await self._wait(wait_s)
+            self._aborted = lambda: aborted_events(ask, naming, contents)
             written = script(ask, naming, contents, timing)
             faults = engine.faults.take(Hook.STREAM, self._record.phase)
             self._player.start(misbehave.bend(written, faults) if faults else written)
             return
         body, tokens = answer(ask, naming.ident, naming.created, contents, naming.fingerprint)
+        self._aborted = lambda: orjson.dumps(aborted_answer(body))
         steps = max(0, tokens // (ask.n * len(contents)) - 1)
         await self._wait(wait_s + sum(timing.step_s() for _ in range(steps)))
         self._record.tokens = tokens

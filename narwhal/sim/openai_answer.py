@@ -111,6 +111,22 @@ def answer(ask: Ask, ident: str, created: int, contents: tuple[str, ...], mark: 
     return body, total
 
 
+def aborted_answer(body: Json) -> Json:
+    """What an engine that ends sends in place of this body: half of each text, and the finish reason `abort`."""
+    listed = []
+    for choice in body["choices"]:
+        cut = {**choice, "finish_reason": "abort", "stop_reason": None}
+        if "message" in cut:
+            said = cut["message"]["content"]
+            cut["message"] = {**cut["message"], "content": said[: len(said) // 2]}
+        else:
+            cut["text"] = cut["text"][: len(cut["text"]) // 2]
+        listed.append(cut)
+    counted = body["usage"]
+    half = usage(counted["prompt_tokens"], counted["completion_tokens"] // 2)
+    return {**body, "choices": listed, "usage": {**counted, **half}}
+
+
 def _choice(ask: Ask, index: int, raw: bytes, tokens: Tokens) -> Json:
     said = "".join(delta for _, delta in tokens)
     ids = [text.token_id(piece) for piece, _ in tokens] if ask.return_token_ids else None

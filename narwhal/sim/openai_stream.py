@@ -114,6 +114,13 @@ def roles(ask: Ask, naming: Naming, contents: tuple[str, ...]) -> Iterator[Step]
         yield Step(Do.EVENT, 0.0, start + b'"choices":[' + orjson.dumps(choice) + b"]" + _more(top))
 
 
+def aborted_events(ask: Ask, naming: Naming, contents: tuple[str, ...]) -> bytes:
+    """The last events of a stream whose engine ends: no text, and the finish reason `abort`, for each choice."""
+    listed = [_Choice(ask, index, raw, naming.start(ask)) for index, raw, _ in choices(ask, contents)]
+    tops: list[Json] = [{} for _ in listed[:-1]] + [{"system_fingerprint": naming.fingerprint}]
+    return b"".join(choice.event([], "abort", None, top) for choice, top in zip(listed, tops, strict=True))
+
+
 def script(ask: Ask, naming: Naming, contents: tuple[str, ...], timing: Timing) -> Script:
     """A stream's steps from its first token on; the wait before that is the caller's."""
     yield from roles(ask, naming, contents)

@@ -29,6 +29,14 @@ class RequestPhase(StrEnum):
 GENERATION = frozenset({RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.LOCAL})
 
 
+class Ending(StrEnum):
+    """How an engine that ends leaves the requests that it runs; a real one picks the first three by chance."""
+
+    ERROR = "error"  # an error event and the marker; 500
+    ABORT = "abort"  # what there is, with the finish reason `abort`, as if it were whole
+    SILENT = "silent"  # nothing, on an open connection
+
+
 class Outcome(StrEnum):
     """How a request ended, as the engine saw it."""
 
