@@ -42,6 +42,9 @@ class Fault(StrEnum):
     """What can be done to an engine's processes. A core fault leaves the HTTP process alone."""
 
     TERMINATE = "terminate"
+    # How an engine that is asked to end ends its streams; a real one decides that by chance.
+    TERMINATE_ABORTING = "terminate-aborting"
+    TERMINATE_SILENTLY = "terminate-silently"
     KILL = "kill"
     FREEZE = "freeze"
     THAW = "thaw"

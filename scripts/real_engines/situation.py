@@ -17,28 +17,44 @@ OPTIONS = {"include_usage": True}
 USAGE = {"stream": True, "stream_options": OPTIONS}
 
 
+Steps = list[dict[str, Any]]
+
+
+def always(_: Steps) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """`spoils` names the engines that are unusable afterwards; `settings` how the engines must have been started."""
+    """`spoils` names the engines that are unusable afterwards; `settings` how the engines must have been started.
+
+    `seen` says whether the situation showed what it is about, where real engines do one thing or another by chance.
+    """
 
     name: str
     what: str
     run: Callable[[Bench], None]
     spoils: frozenset[Who] = frozenset()
     settings: Settings = field(default_factory=Settings)
+    seen: Callable[[Steps], bool] = always
 
 
 ALL: list[Situation] = []
 
 
 def situation(
-    what: str, *, spoils: frozenset[Who] = frozenset(), settings: Settings | None = None
+    what: str,
+    *,
+    spoils: frozenset[Who] = frozenset(),
+    settings: Settings | None = None,
+    seen: Callable[[Steps], bool] = always,
 ) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
     """Adds a function to the list under its own name, with dashes."""
 
     def add(run: Callable[[Bench], None]) -> Callable[[Bench], None]:
         name = run.__name__.replace("_", "-")
-        ALL.append(Situation(name=name, what=what, run=run, spoils=spoils, settings=settings or Settings()))
+        started = settings or Settings()
+        ALL.append(Situation(name=name, what=what, run=run, spoils=spoils, settings=started, seen=seen))
         return run
 
     return add

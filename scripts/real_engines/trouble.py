@@ -6,7 +6,7 @@ from typing import Any
 from scripts.real_engines.bench import CHAT, COMPLETIONS, MODEL, Bench, Fault, Who
 from scripts.real_engines.engines import Settings, free_port
 from scripts.real_engines.rawhttp import Exchange, Request
-from scripts.real_engines.situation import USAGE, after_events, messages, prompt, situation, text
+from scripts.real_engines.situation import USAGE, Steps, after_events, messages, prompt, situation, text
 
 PRODUCER = frozenset({Who.PRODUCER})
 CONSUMER = frozenset({Who.CONSUMER})
@@ -191,23 +191,54 @@ def _hit_stream(bench: Bench, who: Who, fault: Fault) -> None:
             bench.fault(who, fault)
 
     body = prompt("endless", max_tokens=1500, stream=True)
-    bench.post(who, "stream", COMPLETIONS, body, on_piece=strike)
+    bench.post(who, "stream", COMPLETIONS, body, on_piece=strike, timeout_s=2 * bench.pace.hang_s)
+    _forget_connection(bench)
+
+
+def _forget_connection(bench: Bench) -> None:
+    """Whether a connection outlives its last answer by a moment is a race with the end of the process."""
+    bench.steps[-1]["response"].pop("connection", None)
 
 
 def _until_gone(bench: Bench) -> None:
     bench.until_health(Who.CONSUMER, "health in the end", lambda e: e.end == "refused", bench.pace.answer_s)
 
 
-@situation("the consumer is asked to end while it streams", spoils=CONSUMER)
-def terminated_in_stream(bench: Bench) -> None:
-    _hit_stream(bench, Who.CONSUMER, Fault.TERMINATE)
+def _aborted(steps: Steps) -> bool:
+    """The stream said `abort` where a reason for its end belongs."""
+    events = steps[0]["response"].get("events", [])
+    return any(e != "[DONE]" and e.get("choices") and e["choices"][0]["finish_reason"] == "abort" for e in events)
+
+
+@situation("the consumer is asked to end while it streams: it looks finished", spoils=CONSUMER, seen=_aborted)
+def terminated_in_stream_aborting(bench: Bench) -> None:
+    _hit_stream(bench, Who.CONSUMER, Fault.TERMINATE_ABORTING)
+    _until_gone(bench)
+
+
+def _silent(steps: Steps) -> bool:
+    return bool(steps[0]["response"]["end"] == "unfinished")
+
+
+@situation("the consumer is asked to end while it streams: silence, the connection open", spoils=CONSUMER, seen=_silent)
+def terminated_in_stream_silently(bench: Bench) -> None:
+    _hit_stream(bench, Who.CONSUMER, Fault.TERMINATE_SILENTLY)
+    _until_gone(bench)
+
+
+@situation("the consumer is asked to end before a whole answer", spoils=CONSUMER)
+def terminated_in_whole_answer(bench: Bench) -> None:
+    body = prompt("endless", max_tokens=1500)
+    with bench.later(bench.pace.leave_s, lambda: bench.fault(Who.CONSUMER, Fault.TERMINATE_ABORTING)):
+        bench.post(Who.CONSUMER, "whole answer", COMPLETIONS, body, timeout_s=2 * bench.pace.hang_s)
+    _forget_connection(bench)
     _until_gone(bench)
 
 
 @situation("the consumer is killed while it streams", spoils=CONSUMER)
 def killed_in_stream(bench: Bench) -> None:
     _hit_stream(bench, Who.CONSUMER, Fault.KILL)
-    bench.get(Who.CONSUMER, "/health", "health in the end")
+    _until_gone(bench)
 
 
 @situation("only the consumer's core is killed while it streams", spoils=CONSUMER)
@@ -222,15 +253,16 @@ def core_killed_in_stream(bench: Bench) -> None:
 @situation("a handoff that says only that there is one: the consumer ends", spoils=CONSUMER)
 def lethal_flag_alone(bench: Bench) -> None:
     bench.decode(COMPLETIONS, prompt("flag alone"), {"do_remote_prefill": True})
+    _forget_connection(bench)
     _until_gone(bench)
 
 
-@situation("a handoff without the producer's id: the consumer ends", spoils=CONSUMER)
+@situation("a handoff without the producer's id: hangs; the consumer ends when the client leaves", spoils=CONSUMER)
 def lethal_without_engine_id(bench: Bench) -> None:
     body = prompt("no engine id")
     handoff = bench.prefill(COMPLETIONS, body)
     del handoff["remote_engine_id"]
-    bench.decode(COMPLETIONS, {**body, "stream": True}, handoff)
+    bench.decode(COMPLETIONS, body, handoff, timeout_s=bench.pace.hang_s)
     _until_gone(bench)
 
 
@@ -240,6 +272,7 @@ def lethal_fewer_blocks(bench: Bench) -> None:
     handoff: dict[str, Any] = bench.prefill(COMPLETIONS, body)
     handoff["remote_block_ids"] = [group[:1] for group in handoff["remote_block_ids"]]
     bench.decode(COMPLETIONS, body, handoff)
+    _forget_connection(bench)
     _until_gone(bench)
 
 

@@ -18,6 +18,7 @@ PACE = Pace(kv_lease_s=1.0, frozen_s=0.6, hang_s=0.6, leave_s=0.2, answer_s=15.0
 STATES = {Fault.FREEZE: "frozen", Fault.FREEZE_CORE: "core-stopped"}
 ENDS = {Fault.THAW: "frozen", Fault.THAW_CORE: "core-stopped"}
 ACTS = {Fault.TERMINATE: "terminated", Fault.KILL: "killed", Fault.KILL_CORE: "core-killed"}
+ENDINGS = {Fault.TERMINATE_ABORTING: "abort", Fault.TERMINATE_SILENTLY: "silent"}
 
 
 class SimBench(Bench):
@@ -39,6 +40,8 @@ class SimBench(Bench):
         engine = self.engines[who]
         if fault in ENDS:
             self.call(engine.clear_faults(ENDS[fault]))
+        elif fault in ENDINGS:
+            self.call(engine.set_fault("terminated", ending=ENDINGS[fault]))
         else:
             self.call(engine.set_fault(STATES.get(fault) or ACTS[fault]))
 
