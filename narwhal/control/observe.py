@@ -22,6 +22,8 @@ _WARNINGS = frozenset(
         EventKind.ENGINE_EJECTED,
         EventKind.HOLD_PLACED,
         EventKind.LAST_ENGINE_KEPT,
+        EventKind.DRAIN_OVERDUE,
+        EventKind.UNDRAIN_FAILED,
         EventKind.RELAPSED,
         EventKind.PRODUCER_BLAMED,
         EventKind.CONTROL_CUT_OFF,

@@ -6,13 +6,13 @@ library; messages to subscribers go out as the bytes that the publisher serialis
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from narwhal._pb import outcome_pb2, placement_pb2
@@ -50,12 +50,21 @@ async def refuse_standby(context: Any, leader: Leader) -> NoReturn:
 
 
 async def refuse(
-    context: Any, code: grpc.StatusCode, words: str, *, reason: str, metadata: Mapping[str, str] | None = None
+    context: Any,
+    code: grpc.StatusCode,
+    words: str,
+    *,
+    reason: str,
+    metadata: Mapping[str, str] | None = None,
+    more: Iterable[Message] = (),
 ) -> NoReturn:
-    """Ends a call with an error whose details name the reason, for programs."""
-    detail = AnyMessage()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="narwhal", metadata=metadata))
-    status = status_pb2.Status(code=code.value[0], message=words, details=[detail])
+    """Ends a call with an error whose details name the reason, for programs, and say `more`."""
+    details = []
+    for message in (error_details_pb2.ErrorInfo(reason=reason, domain="narwhal", metadata=metadata), *more):
+        detail = AnyMessage()
+        detail.Pack(message)
+        details.append(detail)
+    status = status_pb2.Status(code=code.value[0], message=words, details=details)
     await context.abort(code, words, (("grpc-status-details-bin", status.SerializeToString()),))
     raise AssertionError("abort returned")
 

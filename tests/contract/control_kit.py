@@ -58,6 +58,7 @@ class Engines:
     versions: dict[str, str] = field(default_factory=dict)
     started_at: dict[str, float] = field(default_factory=dict)
     transfers: list[tuple[str, str]] = field(default_factory=list)  # (producer, consumer) of every decode leg
+    documents: dict[str, Any] = field(default_factory=dict)  # attestation documents, below /documents/
     strangers: set[tuple[str, str]] = field(default_factory=set)  # pairs between which no KV goes over
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -67,6 +68,9 @@ class Engines:
         self.authorization.append(request.headers.get("Authorization", ""))
         if engine in self.hang:
             await asyncio.sleep(BOUND_S)
+        if engine == "documents":
+            document = self.documents.get(path.removeprefix("/"))
+            return web.Response(status=404) if document is None else web.json_response(document)
         if path == "/health":
             return web.Response(status=self.status.get(engine, 200))
         if path == "/v1/models":

@@ -23,6 +23,8 @@ PURE_STDLIB = {"collections", "dataclasses", "enum", "functools", "itertools", "
 SEES_PROTOBUF = {
     "narwhal/wire.py",
     "narwhal/control/service.py",
+    "narwhal/control/drains.py",
+    "narwhal/control/fleet_messages.py",
     "narwhal/control/fleet_service.py",
     "narwhal/control/publisher.py",
 }
