@@ -10,7 +10,9 @@ setup:
 demo: setup
 	@$(PY) scripts/demo.py
 
-test: setup
+# etcd: the store's tests start servers of their own; openssl makes their certificates.
+test:
+	@scripts/setup etcd-server openssl
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 # Outside CI: real engines on the CPU. Downloads 2.7 GB the first time; see docs/real-engines.md.

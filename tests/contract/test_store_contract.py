@@ -1,26 +1,52 @@
-"""What every store promises, over the model and the file store."""
+"""What every store promises, over the model, the file store and a real etcd."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from narwhal.clock import RealClock
 from narwhal.control.store.base import LeaseLost, Store
+from narwhal.control.store.etcd import EtcdStore
+from narwhal.control.store.etcd_client import EtcdSettings
 from narwhal.control.store.file import FileStore
 from tests.contract.model_store import Medium, ModelStore
+from tests.etcd import Etcd
 
 Another = Callable[[], Awaitable[Store]]
 
+fleets = itertools.count(1)
 
-@pytest_asyncio.fixture(params=["model", "file"])
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One server for all of these tests; each has a fleet of its own."""
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest_asyncio.fixture(params=["model", "file", "etcd"])
 async def another(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Another]:
     """Makes stores of one fleet, as if each were another process's."""
     made: list[Store] = []
     medium = Medium()
+    endpoints = request.getfixturevalue("etcd").endpoints if request.param == "etcd" else ()
+    fleet = f"fleet{next(fleets)}"
 
     async def make() -> Store:
-        store: Store = ModelStore(medium) if request.param == "model" else await FileStore.open(tmp_path / "run")
+        store: Store
+        match request.param:
+            case "model":
+                store = ModelStore(medium)
+            case "file":
+                store = await FileStore.open(tmp_path / "run")
+            case _:
+                settings = EtcdSettings(
+                    endpoints=endpoints, prefix="/narwhal", fleet=fleet, ttl_s=60, safety_margin_s=0.5
+                )
+                store = await EtcdStore.open(settings, RealClock(), warn=print)
         made.append(store)
         return store
 

@@ -1,0 +1,208 @@
+"""Who leads, as etcd's keys say it: taking the lease, moving it to a higher epoch, and losing it. In one thread.
+
+Everything here is one try. An answer that was lost is found out by the next one, which begins with reading.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from operator import methodcaller
+
+from narwhal.clock import Clock
+from narwhal.control.store.base import Lease, LeaseLost, Owner, StoreError
+from narwhal.control.store.etcd_client import (
+    Connection,
+    Entry,
+    EtcdSettings,
+    Keys,
+    NotThere,
+    State,
+    Unanswered,
+    created,
+    modified,
+    put,
+    read_state,
+    transact,
+)
+from narwhal.control.store.etcd_lease import LeaseKeeper
+
+
+class Changed(Unanswered):
+    """The keys are not what they were when they were read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """The value of the keys `lease` and `epoch`."""
+
+    owner: Owner
+    token: str  # of one acquisition: in a wiped store revisions begin anew, and might match by chance
+
+    @property
+    def value(self) -> bytes:
+        """As it is stored."""
+        owner = self.owner
+        words = {"epoch": owner.epoch, "holder": owner.holder, "address": owner.address, "token": self.token}
+        return json.dumps(words).encode()
+
+
+def read_claim(entry: Entry, key: bytes) -> Claim:
+    """What is stored. Raises StoreError: without the last epoch a new one could go back."""
+    try:
+        value = json.loads(entry.value)
+        owner = Owner(holder=str(value["holder"]), address=str(value["address"]), epoch=int(value["epoch"]))
+        return Claim(owner=owner, token=str(value["token"]))
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(
+            f"etcd's key {key.decode()} is not readable as a lease; restore it, or delete it to start from epoch 1"
+        ) from None
+
+
+@dataclass(kw_only=True, slots=True)
+class Held:
+    """A lease of ours."""
+
+    lease: Lease
+    claim: Claim
+    etcd_id: int
+    created: int  # revision at which the lease key came to be
+    since: int  # revision of its value
+    handoff_at: int  # revision of the handoff, which the next write replaces; 0: there is none
+    keeper: LeaseKeeper
+
+
+@dataclass(kw_only=True, slots=True)
+class Bid:
+    """One wish to lead, over all its tries."""
+
+    holder: str
+    address: str
+    above: int
+    token: str
+    etcd_id: int = 0  # 0: no lease was granted yet
+    ttl_s: int = 0
+    sent_at: float = 0.0  # when the grant was asked for, seconds of CLOCK_BOOTTIME
+
+    def claim(self, last: int, token: str) -> Claim:
+        """What to write when the last epoch was `last`."""
+        epoch = max(last, self.above) + 1
+        return Claim(owner=Owner(holder=self.holder, address=self.address, epoch=epoch), token=token)
+
+
+class Claims:
+    """This process's claims to one fleet's lease."""
+
+    def __init__(self, settings: EtcdSettings, keys: Keys, clock: Clock, connection: Connection) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._clock = clock
+        self._connection = connection
+        self._left: set[int] = set()  # etcd leases that are of no use and not revoked yet
+        self.held: Held | None = None
+
+    def acquire(self, bid: Bid) -> Held | None:
+        """Takes the lease, or moves on when it is held; None when it is somebody else's. Raises StoreError; to be
+        called again after Unanswered."""
+        held = self._acting()
+        if held is None and not bid.etcd_id:
+            self.revoke_left()  # it may be our own past that stands in the way
+        state = read_state(self._connection, self._keys)
+        there = read_claim(state.lease, self._keys.lease) if state.lease is not None else None
+        if held is not None:
+            if state.lease is not None and there is not None and there.token == held.claim.token:
+                return self._moved(held, state, there, state.lease.modified, bid)
+            self.lose(held, "the lease key is gone or another process's")
+        if state.lease is None:
+            return self._take(state, bid)
+        if there is not None and there.token == bid.token:
+            return self._hold(there, state.lease.created, state, bid)
+        return None
+
+    def check(self, lease: Lease) -> Held:
+        """What is held by this lease. Raises LeaseLost when it is over."""
+        held = self.held
+        if held is not None and held.lease is lease:
+            if lease.may_act(self._clock.boottime()):
+                return held
+            self.lose(held, "the lease was not renewed in time")
+        raise LeaseLost(f"epoch {lease.epoch} holds the lease no more: {lease.lost or 'released'}")
+
+    def lose(self, held: Held, why: str) -> None:
+        """The lease is over. What is left of it in etcd is revoked with the next occasion."""
+        held.lease.lost = held.lease.lost or why
+        held.keeper.stop()
+        self._left.add(held.etcd_id)
+        self.held = None
+
+    def revoke_left(self) -> None:
+        """Revokes what is of no use any more. Raises StoreError."""
+        for etcd_id in tuple(self._left):
+            with contextlib.suppress(NotThere):  # it ran out by itself
+                self._connection.call(methodcaller("revoke_lease", etcd_id))
+            self._left.discard(etcd_id)
+
+    def _acting(self) -> Held | None:
+        held = self.held
+        if held is not None and not held.lease.may_act(self._clock.boottime()):
+            self.lose(held, "the lease was not renewed in time")
+        return self.held
+
+    def _last_epoch(self, state: State) -> int:
+        return read_claim(state.epoch, self._keys.epoch).owner.epoch if state.epoch is not None else 0
+
+    def _take(self, state: State, bid: Bid) -> Held:
+        if not bid.etcd_id:
+            bid.sent_at = self._clock.boottime()
+            granted = self._connection.call(lambda client: client.lease(self._settings.ttl_s))
+            bid.etcd_id, bid.ttl_s = int(granted.id), int(granted.ttl)
+            self._left.add(bid.etcd_id)  # until it is seen to be of use
+        claim = bid.claim(self._last_epoch(state), bid.token)
+        guards = [created(self._keys.lease, 0), modified(self._keys.epoch, _modified(state.epoch))]
+        revision = self._put(claim, guards, bid.etcd_id)
+        return self._hold(claim, revision, state, bid)
+
+    def _put(self, claim: Claim, guards: list[object], etcd_id: int) -> int:
+        writes = [put(self._keys.lease, claim.value, etcd_lease=etcd_id), put(self._keys.epoch, claim.value)]
+        done = transact(self._connection, guards, writes)
+        if not done.revision:
+            raise Changed("somebody else wrote at the same time")
+        return done.revision
+
+    def _hold(self, claim: Claim, revision: int, state: State, bid: Bid) -> Held:
+        """Begins to keep a lease. `state`: the handoff in it is the newest, for nobody else led since it was read."""
+        # Counted from before the grant was asked for: etcd cannot have begun to count earlier.
+        valid_until = bid.sent_at + min(bid.ttl_s, self._settings.ttl_s) - self._settings.safety_margin_s
+        if self._clock.boottime() >= valid_until:
+            raise StoreError("taking the lease took longer than it is valid")
+        lease = Lease(owner=claim.owner, valid_until=valid_until)
+        self._left.discard(bid.etcd_id)
+        keeper = LeaseKeeper(
+            self._settings, self._clock, lease=lease, etcd_id=bid.etcd_id, first=self._connection.endpoint
+        )
+        self.held = Held(
+            lease=lease,
+            claim=claim,
+            etcd_id=bid.etcd_id,
+            created=revision,
+            since=revision,
+            handoff_at=_modified(state.handoff),
+            keeper=keeper,
+        )
+        return self.held
+
+    def _moved(self, held: Held, state: State, there: Claim, there_at: int, bid: Bid) -> Held:
+        """The lease under a higher epoch, on the same etcd lease."""
+        claim, since = there, there_at
+        # A move whose answer was lost is there already.
+        if there.owner.epoch == held.claim.owner.epoch or there.owner.epoch <= bid.above:
+            claim = bid.claim(self._last_epoch(state), held.claim.token)
+            guards = [modified(self._keys.lease, there_at), modified(self._keys.epoch, _modified(state.epoch))]
+            since = self._put(claim, guards, held.etcd_id)
+        lease = Lease(owner=claim.owner, valid_until=held.lease.valid_until)
+        held.keeper.follow(lease)
+        held.lease, held.claim, held.since = lease, claim, since
+        return held
+
+
+def _modified(entry: Entry | None) -> int:
+    return entry.modified if entry is not None else 0
