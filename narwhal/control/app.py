@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from narwhal.control.publisher import Publisher
 from narwhal.control.servers import Servers, advertised, credentials
 from narwhal.control.service import OutcomeService, PlacementService
 from narwhal.control.store.base import Store, StoreError
+from narwhal.control.store.etcd import EtcdStore
+from narwhal.control.store.etcd_client import EtcdSettings
 from narwhal.control.store.file import FileStore
 from narwhal.control.writer import NotLeading
 from narwhal.daemon import Address, StartError, give_up
@@ -50,20 +52,32 @@ class Options:
     id: str
 
 
-async def _file_store(config: FleetConfig) -> Store:
-    return await FileStore.open(Path(config.store.path))
+def _etcd_settings(config: FleetConfig) -> EtcdSettings:
+    store = config.store
+    return EtcdSettings(
+        endpoints=store.endpoints,
+        prefix=store.prefix,
+        fleet=config.name,
+        ttl_s=int(config.lease.ttl_s),
+        safety_margin_s=config.lease.safety_margin_s,
+        ca=store.ca,
+        cert=store.cert,
+        key=store.key,
+        username=store.username,
+        password=store.password.get_secret_value() if store.password is not None else None,
+    )
 
 
-_STORES: dict[str, Callable[[FleetConfig], Awaitable[Store]]] = {"file": _file_store}
+async def open_store(config: FleetConfig, observer: Observer) -> Store:
+    """The store that the fleet file names; what people should know of it goes to `observer`. Raises StartError."""
 
+    def warn(words: str) -> None:
+        observer.record(Record(kind=EventKind.STORE_WARNING, message=words))
 
-async def open_store(config: FleetConfig) -> Store:
-    """The store that the fleet file names. Raises StartError."""
-    make = _STORES.get(config.store.kind)
-    if make is None:
-        raise StartError(f"store.kind: {config.store.kind} is not supported by this release", 2)
     try:
-        return await make(config)
+        if config.store.kind == "etcd":
+            return await EtcdStore.open(_etcd_settings(config), RealClock(), warn=warn)
+        return await FileStore.open(Path(config.store.path))
     except StoreError as error:
         raise StartError(str(error)) from error
 
@@ -87,7 +101,7 @@ class Control:
             raise StartError("auth.tokens_file: this release does not check tokens; leave it out", 2)
         servers = Servers()
         servers.bind_grpc(self._options.grpc, credentials(self._config.tls))
-        store = await open_store(self._config)
+        store = await open_store(self._config, self._observer)
         try:
             await self._serve(servers, store)
         finally:

@@ -34,6 +34,7 @@ _WARNINGS = frozenset(
         EventKind.NOT_READY,
         EventKind.HANDOFF_NOT_RESUMED,
         EventKind.STORE_FAILED,
+        EventKind.STORE_WARNING,
         EventKind.RELOAD_REFUSED,
     }
 )

@@ -328,6 +328,7 @@ class EventKind(StrEnum):
     HANDOFF_NOT_RESUMED = "handoff_not_resumed"
     STORE_FAILED = "store_failed"
     STORE_RECOVERED = "store_recovered"
+    STORE_WARNING = "store_warning"  # it works, and somebody should look at it
     RELOADED = "reloaded"
     RELOAD_REFUSED = "reload_refused"
 
