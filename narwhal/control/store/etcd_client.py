@@ -132,15 +132,19 @@ class Connection:
             yield request
             ended.wait()  # etcd ends the watch when the requests end
 
+        answers: Any = None
         try:
             client = self._connected()
-            yield from etcdrpc.WatchStub(client.channel).Watch(requests(), for_s, metadata=client.metadata)
+            answers = etcdrpc.WatchStub(client.channel).Watch(requests(), for_s, metadata=client.metadata)
+            yield from answers
         except (grpc.RpcError, Etcd3Exception, ValueError) as error:
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return
             raise self._understood(error) from error
         finally:
             ended.set()
+            if answers is not None:
+                answers.cancel()  # a stream that is merely dropped stays on the server
 
     def drop(self) -> None:
         """The next call connects anew, to the next member."""
