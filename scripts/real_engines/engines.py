@@ -29,6 +29,8 @@ HOST = "127.0.0.1"
 MODEL = "tiny"
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
+# Engines that this process started, by pid, for `stop` to collect; other processes know them by their records alone.
+_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class EngineError(Exception):
@@ -148,6 +150,7 @@ def launch(name: str, role: str, port: int, *, settings: Settings, run: Path = R
     # Where the kernel groups tasks by session, niceness counts only inside one: the group has its own.
     with contextlib.suppress(OSError):
         Path(f"/proc/{process.pid}/autogroup").write_text(str(settings.niceness))
+    _children[process.pid] = process
     ticks = start_ticks(process.pid)
     if ticks is None:
         raise EngineError(f"{name} ended at once; see {log}")
@@ -218,8 +221,9 @@ def stop(engine: Engine, run: Path = RUN, timeout_s: float = STOP_TIMEOUT_S) -> 
         while group_lives(engine.pid):
             signal_group(engine.pid, signal.SIGKILL)
             time.sleep(0.1)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(engine.pid, os.WNOHANG)
+    child = _children.pop(engine.pid, None)
+    if child is not None:
+        child.wait()
     (run / f"{engine.name}.json").unlink(missing_ok=True)
 
 
