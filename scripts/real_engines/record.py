@@ -3,7 +3,7 @@
     python -m scripts.real_engines.record [--only NAME ...] [--list]
 
 Starts a producer and a consumer of its own, runs every situation of situations.py and starts again what a situation
-spoiled: about twenty minutes on two cores. Everything that differs between two recordings without meaning anything
+spoiled: about fifteen minutes on two cores. Everything that differs between two recordings without meaning anything
 (dates, ports, ids made at random) is replaced by a fixed value, so that a fresh recording shows in a diff only what the
 engines now do differently.
 """

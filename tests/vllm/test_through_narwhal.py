@@ -1,6 +1,11 @@
 """What clients get through Narwhal from real engines: the same text as from one engine alone, whatever the form."""
 
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -9,6 +14,7 @@ import pytest
 from scripts.real_engines import engines
 from scripts.real_engines.bench import CHAT, COMPLETIONS, MODEL
 from scripts.real_engines.rawhttp import Exchange, Request, send
+from scripts.real_engines.record import core
 from tests.vllm.conftest import READY_TIMEOUT_S, SETTINGS, Stack, metric, status, wait_until
 
 SENTENCE = "The narwhal dives under the ice and comes back with a fish. "
@@ -52,16 +58,44 @@ def streamed_text(exchange: Exchange) -> str:
     return "".join(parts)
 
 
-# First in the file: the stack is fresh, so this is the first work after the handshake.
+@contextmanager
+def core_stopped(engine: engines.Engine, seconds: float) -> Iterator[None]:
+    """Stops the engine's computing process for so long, beside the block: headers come, tokens wait."""
+    pid = core(engine)
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(seconds, os.kill, (pid, signal.SIGCONT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+# First in the file: only here the proxy has not yet seen a transfer between the two.
 @pytest.mark.rule("V13", "R8")
-def test_the_first_transfer_between_two_engines_is_survived(stack: Stack) -> None:
+def test_a_first_transfer_of_eight_seconds_is_survived(stack: Stack) -> None:
     body = {"model": MODEL, "prompt": prompt("first"), "max_tokens": 12, "temperature": 0}
     expected = alone(stack, COMPLETIONS, body)
-    answer = post(stack.url, COMPLETIONS, body)
+    before = transfers(stack)
+    with core_stopped(stack.decode, 8.0):
+        answer = post(stack.url, COMPLETIONS, {**body, "stream": True})
     assert answer.status == 200, answer.body
-    assert json.loads(answer.body)["choices"][0]["text"] == expected
+    assert streamed_text(answer) == expected
+    assert answer.timed_events()[0][0] > 6
+    assert transfers(stack) == before + 1
     assert status(stack.control, "/ready") == 200
     assert metric(stack.control, "narwhal_ejections_total") == 0
+
+
+@pytest.mark.rule("V13")
+def test_a_later_transfer_has_the_shorter_deadline(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": prompt("later"), "max_tokens": 12, "temperature": 0}
+    with core_stopped(stack.decode, 8.0):
+        answer = post(stack.url, COMPLETIONS, {**body, "stream": True})
+    assert answer.status == 504, answer.body
+    assert json.loads(answer.body)["error"]["code"] == "decode"
+    assert 4.5 < answer.end_s < 7
+    assert status(stack.url, "/ready") == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
