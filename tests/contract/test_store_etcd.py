@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,10 @@ import pytest_asyncio
 from narwhal.clock import RealClock
 from narwhal.control.store.base import LeaseLost, StoreError
 from narwhal.control.store.etcd import DEFAULT_QUOTA_BYTES, EtcdStore
-from narwhal.control.store.etcd_client import Connection, EtcdSettings, Keys, State
+from narwhal.control.store.etcd_client import Connection, Keys, State
 from narwhal.control.store.etcd_watch import Watcher
+from tests.contract.etcd_kit import BOUND_S, Open, key, led, opened, settings, until
 from tests.etcd import Etcd
-
-BOUND_S = 60.0  # nothing here takes longer, however busy the machine is
-fleets = itertools.count(1)
-
-Open = Callable[..., Awaitable[EtcdStore]]
 
 
 @pytest.fixture(scope="module")
@@ -31,43 +26,10 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield etcd
 
 
-def settings(etcd: Etcd, **others: Any) -> EtcdSettings:
-    known = {"prefix": "/narwhal", "fleet": f"fleet{next(fleets)}", "ttl_s": 30, "safety_margin_s": 0.5}
-    return EtcdSettings(**{"endpoints": etcd.endpoints, **known, **others})
-
-
-@asynccontextmanager
-async def opened(etcd: Etcd, **others: Any) -> AsyncIterator[Open]:
-    """Makes stores of one fleet, as if each were another process's."""
-    chosen = settings(etcd, **others)
-    async with AsyncExitStack() as stack:
-
-        async def make(**more: Any) -> EtcdStore:
-            store = await EtcdStore.open(chosen, RealClock(), **{"warn": print, **more})
-            stack.push_async_callback(store.close)
-            return store
-
-        yield make
-
-
 @pytest_asyncio.fixture
 async def another(etcd: Etcd) -> AsyncIterator[Open]:
     async with opened(etcd) as make:
         yield make
-
-
-def key(store: EtcdStore, name: str) -> str:
-    base: str = store._keys.first.decode().removesuffix("epoch")
-    return base + name
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    try:
-        async with asyncio.timeout(BOUND_S):
-            while not condition():  # noqa: ASYNC110 - other threads bring it about
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not within {BOUND_S:g} s: {what}") from None
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -95,8 +57,7 @@ async def test_the_newest_documents_that_were_set_aside_are_kept(etcd: Etcd, ano
     store = await another()
     kept = []
     for number in range(7):
-        lease = await store.acquire("a", "h:1")
-        assert lease is not None
+        lease = await led(store)
         kept.append((await store.set_aside(lease, f"document {number}".encode())).removeprefix("etcd key "))
     with etcd.client() as client:
         there = {known.key.decode(): value for value, known in client.get_prefix(key(store, "aside/"))}
@@ -121,8 +82,7 @@ async def test_an_epoch_that_cannot_be_read_lets_nobody_lead(text: bytes, etcd: 
 @pytest.mark.rule("S4")
 async def test_a_superseded_writer_that_believes_in_its_lease_changes_nothing(etcd: Etcd, another: Open) -> None:
     mine, other = await another(), await another()
-    old = await mine.acquire("a", "h:1")
-    assert old is not None
+    old = await led(mine)
     await mine.save(old, b"mine")
     # Its lease ends behind its back: nothing has told it when it writes.
     mine._watcher.close()
@@ -147,8 +107,7 @@ async def test_after_a_wipe_equal_revisions_do_not_make_an_old_writer_the_new_on
     with Etcd(tmp_path) as etcd:
         async with opened(etcd, fleet="f") as make:
             mine = await make()
-            old = await mine.acquire("a", "h:1")
-            assert old is not None
+            old = await led(mine)
             mine._watcher.close()
             held = mine._claims.held
             assert held is not None
@@ -156,8 +115,7 @@ async def test_after_a_wipe_equal_revisions_do_not_make_an_old_writer_the_new_on
             await asyncio.to_thread(etcd.wipe)
             await asyncio.to_thread(etcd.start)
             other = await make()
-            new = await other.acquire("a", "h:1")
-            assert new is not None
+            await led(other)
             theirs = other._claims.held
             assert theirs is not None
             # All that could be mistaken: revision, epoch, holder and address are the same.
@@ -170,8 +128,7 @@ async def test_after_a_wipe_equal_revisions_do_not_make_an_old_writer_the_new_on
 @pytest.mark.rule("S4")
 async def test_a_write_that_was_given_up_and_is_done_late_does_not_undo_a_later_one(etcd: Etcd, another: Open) -> None:
     store = await another()
-    lease = await store.acquire("a", "h:1")
-    assert lease is not None
+    lease = await led(store)
     await store.save(lease, b"first")
     late = lose_answer(store, "Txn", done=False)
     await store.save(lease, b"second")
@@ -187,8 +144,7 @@ async def test_a_write_without_an_answer_is_looked_for_before_it_is_tried_again(
     done: bool, etcd: Etcd, another: Open
 ) -> None:
     store = await another()
-    lease = await store.acquire("a", "h:1")
-    assert lease is not None
+    lease = await led(store)
     await store.save(lease, b"before")
     assert lose_answer(store, "Txn", done=done) == []
     await store.save(lease, b"after")
@@ -285,8 +241,7 @@ async def test_contenders_that_lost_leave_no_lease_behind(etcd: Etcd, another: O
 async def test_a_lease_that_etcd_no_longer_knows_is_lost_at_the_next_renewal(etcd: Etcd) -> None:
     async with opened(etcd, ttl_s=2) as make:
         store = await make()
-        lease = await store.acquire("a", "h:1")
-        assert lease is not None
+        lease = await led(store)
         store._watcher.close()  # which would see it sooner
         held = store._claims.held
         assert held is not None
@@ -302,8 +257,7 @@ async def test_renewals_move_the_deadline_on_and_count_from_before_they_were_sen
     async with opened(etcd, ttl_s=2) as make:
         store = await make()
         before = clock.boottime()
-        lease = await store.acquire("a", "h:1")
-        assert lease is not None
+        lease = await led(store)
         first = lease.valid_until
         assert first <= clock.boottime() + 2 - 0.5
         assert first >= before + 2 - 0.5
@@ -336,8 +290,7 @@ async def tells(store: EtcdStore) -> None:
 @pytest.mark.rule("S7")
 async def test_a_standby_is_woken_by_a_newer_document_and_by_a_lease_that_becomes_free(another: Open) -> None:
     active, standby = await another(compare_s=3600.0), await another(compare_s=3600.0)
-    lease = await active.acquire("a", "h:1")
-    assert lease is not None
+    lease = await led(active)
     for act in (active.save(lease, b"document"), active.release(lease)):
         await quiet(standby)
         await act
@@ -347,8 +300,7 @@ async def test_a_standby_is_woken_by_a_newer_document_and_by_a_lease_that_become
 @pytest.mark.rule("S7")
 async def test_a_change_between_a_reading_and_the_wait_is_not_missed(another: Open) -> None:
     active, standby = await another(), await another(compare_s=3600.0)
-    lease = await active.acquire("a", "h:1")
-    assert lease is not None
+    lease = await led(active)
     await quiet(standby)
     await active.save(lease, b"document")
     await until(standby._news.is_set, "the watch has seen it")
@@ -357,15 +309,13 @@ async def test_a_change_between_a_reading_and_the_wait_is_not_missed(another: Op
 
 async def test_a_lease_key_that_is_deleted_ends_the_lease_at_once(etcd: Etcd, another: Open) -> None:
     store = await another(compare_s=3600.0)
-    lease = await store.acquire("a", "h:1")
-    assert lease is not None
+    lease = await led(store)
     with etcd.client() as client:
         client.delete(key(store, "lease"))
     await until(lambda: lease.lost, "the lease is lost")
     with pytest.raises(LeaseLost):
         await store.save(lease, b"too late")
-    again = await store.acquire("a", "h:1")
-    assert again is not None
+    again = await led(store)
     assert again.epoch == 2
 
 
@@ -425,8 +375,7 @@ async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(
     monkeypatch.setattr(Connection, "watch", silent)
     try:
         active, standby = await another(), await another(compare_s=1.0)
-        lease = await active.acquire("a", "h:1")
-        assert lease is not None
+        lease = await led(active)
         await active.save(lease, b"document")
         await until(standby._news.is_set, "the change is found")
         standby._news.clear()
@@ -441,8 +390,7 @@ async def test_the_watch_survives_a_restart_with_compaction(tmp_path: Path) -> N
     with Etcd(tmp_path) as etcd:
         async with opened(etcd) as make:
             active, standby = await make(), await make(compare_s=3600.0)
-            lease = await active.acquire("a", "h:1")
-            assert lease is not None
+            lease = await led(active)
             await active.save(lease, b"before")
             for _ in range(2):
                 await asyncio.to_thread(etcd.kill)
@@ -485,8 +433,7 @@ async def test_a_full_etcd_is_named_and_writes_go_on_once_it_has_room_again(tmp_
     with Etcd(tmp_path, flags=["--quota-backend-bytes", str(2 * 1024 * 1024)]) as etcd:
         async with opened(etcd) as make:
             store = await make()
-            lease = await store.acquire("a", "h:1")
-            assert lease is not None
+            lease = await led(store)
 
             async def fill() -> None:
                 for n in range(60):

@@ -393,3 +393,21 @@ async def test_what_a_blocking_call_raises_belongs_to_its_caller() -> None:
         await thread.run(fail)
     assert await thread.run(lambda: 5) == 5
     thread.close()
+
+
+async def test_calls_after_the_end_fail_and_do_not_wait_for_ever(tmp_path: Path) -> None:
+    free = threading.Event()
+    thread = BlockingThread("test")
+    hung = asyncio.create_task(thread.run(lambda: free.wait(30)))
+    waiting = asyncio.create_task(thread.run(lambda: None))
+    await asyncio.sleep(0)
+    thread.close()
+    free.set()
+    await asyncio.wait_for(hung, 10)
+    with pytest.raises(StoreError, match="closed"):
+        await asyncio.wait_for(waiting, 10)
+    store = await FileStore.open(tmp_path)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.load()

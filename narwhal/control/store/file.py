@@ -89,7 +89,7 @@ class FileStore:
         self._closed = True
         # In the thread, after whatever it is at: a lock that is freed in the middle of a write would let another
         # process lead before that write is over. When the medium hangs, the end of the process frees it.
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, StoreError):
             await asyncio.wait_for(self._thread.run(lambda: self._free("the store is closed")), _LONGEST_CLOSE_S)
         self._thread.close()
 

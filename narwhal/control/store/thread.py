@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from narwhal.control.store.base import StoreError
+
 T = TypeVar("T")
 
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
@@ -18,18 +20,21 @@ class BlockingThread:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._running: asyncio.Future[Any] | None = None
+        self._closed = False
         # The library's executor joins its threads at exit, which a hung call would make last for ever.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of `call`, or what it raised.
+        """The result of `call`, or what it raised; StoreError after `close`.
 
         A caller that is cancelled leaves the call running; the next one waits for its end before it starts its own,
         so that a medium that hangs collects no backlog.
         """
         while self._running is not None and not self._running.done():
             await asyncio.wait([self._running])
+        if self._closed:
+            raise StoreError("the store is closed")
         loop = asyncio.get_running_loop()
         job: asyncio.Future[T] = loop.create_future()
         job.add_done_callback(_retrieve)
@@ -39,6 +44,7 @@ class BlockingThread:
 
     def close(self) -> None:
         """Lets the thread end after the call it is in. Does not wait for it."""
+        self._closed = True
         self._jobs.put(None)
 
     def _work(self) -> None:
