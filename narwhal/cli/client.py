@@ -11,6 +11,7 @@ status details; its metadata name the `active` as HOST:PORT and the `holder`, as
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -52,6 +53,46 @@ class Refused(AnswerIsNo):
 
 class Lost(Unreachable):
     """A stream ended that was to go on, or the process behind it leads no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """What `narwhalctl drain` asks for."""
+
+    engines: tuple[str, ...]
+    everybody: bool
+    deadline_s: float
+    reason: str
+    restart: bool
+    wait: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undrain:
+    """What `narwhalctl undrain` asks for."""
+
+    engines: tuple[str, ...]
+    everybody: bool
+    but: tuple[str, ...]
+    wait: bool
+    dry_run: bool
+
+
+def waits_for(engines: Iterable[model.Engine]) -> dict[str, tuple[str, ...]]:
+    """What those of the drained engines wait for that are not ready to stop."""
+    return {e.id: e.drain.waits_for for e in engines if e.drain is not None and not e.drain.settled}
+
+
+def drained(engines: Sequence[model.Engine], *, told: Sequence[str]) -> model.Drained:
+    """How far the drain of these engines has come."""
+    return model.Drained(
+        engines=tuple(engine.id for engine in engines),
+        dry_run=False,
+        told=tuple(told),
+        settled=tuple(engine.id for engine in engines if engine.drain is not None and engine.drain.settled),
+        waits_for=waits_for(engines),
+    )
 
 
 class Control:
@@ -116,6 +157,96 @@ class Control:
             raise Lost(f"{error}, while the probe was waited for; it may go on: see narwhalctl events") from error
         return next((known.suspicion for known in status.engines if known.id == engine), "")
 
+    async def drain(self, request: Drain, *, told: list[str], progress: Callable[[str], None]) -> model.Drained:
+        """Takes engines out; asked to wait, returns when each of them is ready to stop or its deadline has passed.
+
+        What happens is added to `told`, so that it is known when this raises; then the drain has begun if anything is.
+        `progress` hears that too when it waits, and what is waited for, as that changes.
+        """
+        asked = fleet_pb2.DrainEnginesRequest(
+            engine_ids=request.engines,
+            all=request.everybody,
+            deadline_s=request.deadline_s,
+            reason=request.reason,
+            no_restart=not request.restart,
+            wait=request.wait,
+            dry_run=request.dry_run,
+        )
+        engines: tuple[model.Engine, ...] = ()
+        said = ""
+        async for message in self._lasting(self._fleet.DrainEngines(asked), "the drain"):
+            told += message.told
+            engines = tuple(messages.engine(engine) for engine in message.engines)
+            waiting = "; ".join(f"{name}: {', '.join(words)}" for name, words in waits_for(engines).items())
+            for words in (*message.told, f"waits for {waiting}" if waiting and waiting != said else ""):
+                if words and request.wait and not request.dry_run:
+                    progress(words)
+            said = waiting
+        if request.dry_run:
+            return model.Drained(engines=request.engines, dry_run=True, told=tuple(told), settled=(), waits_for={})
+        if request.wait and any(e.drain is not None and not (e.drain.settled or e.drain.overdue) for e in engines):
+            raise Lost(f"{self.address}: ended the stream; the drain goes on: see narwhalctl events")
+        return drained(engines, told=told)
+
+    async def undrain(self, request: Undrain, *, progress: Callable[[str], None]) -> model.Returned:
+        """Has the gates of drained engines tried, and returns when all of them are back; asked to wait, when the
+        proxies know that too. Raises `Refused` with what failed where one stays drained."""
+        asked = fleet_pb2.UndrainEnginesRequest(
+            engine_ids=request.engines,
+            all=request.everybody,
+            except_ids=request.but,
+            wait=request.wait,
+            dry_run=request.dry_run,
+        )
+        told: list[str] = []
+        names = request.engines
+        said = ""
+        async for message in self._lasting(self._fleet.UndrainEngines(asked), "the return"):
+            told += message.told
+            names = tuple(engine.id for engine in message.engines) or names
+            waiting = "; ".join(message.waits_for)
+            if waiting and waiting != said:
+                progress(f"waits for {waiting}" if not request.dry_run else waiting)
+            said = waiting
+        return model.Returned(engines=names, dry_run=request.dry_run, told=tuple(told))
+
+    async def forget(self, proxy: str, *, dry_run: bool) -> model.Forgotten:
+        """Says that a lost proxy, `ID` or `ID/SLOT`, is gone."""
+        name, _, slot = proxy.rpartition("/")
+        request = fleet_pb2.ForgetProxyRequest(id=proxy, dry_run=dry_run)
+        if name and slot.isdecimal():
+            request = fleet_pb2.ForgetProxyRequest(id=name, slot=int(slot), dry_run=dry_run)
+        answer = await self._change(self._fleet.ForgetProxy, request, timeout_s=CALL_TIMEOUT_S)
+        return model.Forgotten(proxy=proxy, dry_run=dry_run, told=tuple(answer.told))
+
+    async def _lasting(self, call: aio.UnaryStreamCall[Any, Any], what: str) -> AsyncGenerator[Any]:
+        """The messages of a command that lasts, for as long as the process behind it answers and leads."""
+        begun = False
+        reading: asyncio.Task[Any] | None = None
+        try:
+            while True:
+                reading = asyncio.create_task(_read(call))
+                while not (await asyncio.wait({reading}, timeout=LOOK_S))[0]:
+                    await self.status(proxies=False)
+                message = reading.result()
+                if message is aio.EOF:
+                    return
+                begun = True
+                yield message
+        except aio.AioRpcError as error:
+            if begun and error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                # However the stream of a process that is going away ends: what it had begun goes on elsewhere.
+                translated = _translated(self.address, error)
+                raise Lost(f"{translated}; {what} goes on: see narwhalctl events") from error
+            raise _of_a_change(self.address, error) from error
+        except Unreachable as error:
+            fate = "goes on" if begun else "may have been begun"
+            raise Lost(f"{error}; {what} {fate}: see narwhalctl events") from error
+        finally:
+            call.cancel()
+            if reading is not None:
+                await cancelled([reading])
+
     async def events(self, *, after: int = 0, follow: bool = False) -> AsyncGenerator[model.Event]:
         """Events after a sequence, oldest first; ends after the newest, or goes on with new ones when it follows."""
         request = fleet_pb2.WatchEventsRequest(after=after, follow=follow)
@@ -159,10 +290,7 @@ class Control:
         try:
             return await method(request, timeout=timeout_s)
         except aio.AioRpcError as error:
-            translated = _translated(self.address, error)
-            if isinstance(translated, Unreachable) and not isinstance(translated, NotActive):
-                raise Lost(f"{translated}; it may have been done all the same: see narwhalctl events") from error
-            raise translated from error
+            raise _of_a_change(self.address, error) from error
 
     async def _messages(self, call: aio.UnaryStreamCall[Any, Any]) -> AsyncGenerator[Any]:
         """The messages of a stream. Ends the call whatever happens: a dropped one leaves its handler behind."""
@@ -264,6 +392,18 @@ _TRANSPORT = (
 )
 
 
+async def _read(call: aio.UnaryStreamCall[Any, Any]) -> Any:
+    return await call.read()
+
+
+def _of_a_change(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
+    """Of a call that changes something: one whose fate is not known must not be made again."""
+    translated = _translated(address, error)
+    if isinstance(translated, Unreachable) and not isinstance(translated, NotActive):
+        return Lost(f"{translated}; it may have been done all the same: see narwhalctl events")
+    return translated
+
+
 def _translated(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
     code, details = error.code(), " ".join((error.details() or "").split())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -278,8 +418,20 @@ def _translated(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unreachable(f"{address}: no control service of this kind: {details}")
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-        return Refused(details)  # a whole sentence about the fleet
+        # Whole sentences about the fleet; of a failed gate one for each engine.
+        return Refused("\n".join(_violations(error)) or details)
     return Refused(f"{address}: {code.name.lower().replace('_', ' ')}: {details}")
+
+
+def _violations(error: aio.AioRpcError) -> list[str]:
+    """What a failed gate says of each engine, a sentence each."""
+    failed = error_details_pb2.PreconditionFailure()
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(failed):
+                    return [violation.description for violation in failed.violations]
+    return []
 
 
 def _error_info(error: aio.AioRpcError) -> error_details_pb2.ErrorInfo:

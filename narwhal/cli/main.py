@@ -19,6 +19,7 @@ from narwhal.cli.options import Settings, global_options
 COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("narwhal.cli.main:completion", "Print the completion script of a shell."),
     "config": ("narwhal.cli.commands.config:config", "Check, show and describe fleet files."),
+    "drain": ("narwhal.cli.commands.drain:drain", "Take engines out of placement, until they are undrained."),
     "eject": ("narwhal.cli.commands.eject:eject", "Take an engine out of placement, until its gate passes."),
     "engines": (
         "narwhal.cli.commands.engines:engines",
@@ -31,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "proxies": (
         "narwhal.cli.commands.proxies:proxies",
         "Show every proxy worker: its placement, lag and legs in flight.",
+    ),
+    "undrain": (
+        "narwhal.cli.commands.undrain:undrain",
+        "Have the gates of drained engines tried now, and say how that ended.",
     ),
     "status": ("narwhal.cli.commands.status:status", "Say whether the fleet is ready, and what needs a look."),
 }
@@ -68,7 +73,8 @@ def _accept_global_options(command: click.Command) -> None:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _accept_global_options(inner)
-        return
+        if not command.invoke_without_command:
+            return
     taken = {name for param in command.params for name in param.opts}
     command.params += [option for option in global_options() if not taken.intersection(option.opts)]
 

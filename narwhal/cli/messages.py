@@ -83,7 +83,28 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
             model.Health(detail=h.detail, outcome=h.outcome, latency_s=h.latency_s, age_s=h.age_s)
             for h in message.health
         ),
+        drain=_drain(message.drain) if message.HasField("drain") else None,
+        process=_process(message.process) if message.HasField("process") else None,
     )
+
+
+def _drain(message: fleet_pb2.DrainStatus) -> model.Drain:
+    return model.Drain(
+        reason=message.reason,
+        age_s=message.age_s,
+        remaining_s=message.remaining_s,
+        planned=message.planned,
+        maintenance=message.maintenance,
+        settled=message.settled,
+        overdue=message.overdue,
+        waits_for=tuple(message.waits_for),
+        captured=message.captured,
+        process=_process(message.process) if message.HasField("process") else None,
+    )
+
+
+def _process(message: fleet_pb2.ProcessIdentity) -> model.Process:
+    return model.Process(version=message.version, started_at=message.started_at)
 
 
 def _evidence(message: fleet_pb2.EvidenceStatus) -> model.Evidence:
@@ -126,6 +147,7 @@ def proxy(message: fleet_pb2.ProxyStatus) -> model.Proxy:
         refused_reason=message.refused_reason,
         silent_s=message.silent_s,
         resident={residency.engine_id: residency.legs for residency in message.resident},
+        unread={residency.engine_id: residency.legs for residency in message.unread},
         suspect=message.suspect,
     )
 

@@ -73,6 +73,30 @@ class Health:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Process:
+    """Which process runs an engine."""
+
+    version: str
+    started_at: float  # seconds since the Unix epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """What an operator asked for of an engine, and how far it has come."""
+
+    reason: str
+    age_s: float
+    remaining_s: float  # to its deadline, 0 once that has passed
+    planned: bool  # a newer process is asked for when the engine returns
+    maintenance: bool  # of the whole fleet
+    settled: bool  # ready to stop
+    overdue: bool
+    waits_for: tuple[str, ...]  # empty once it has settled
+    captured: bool  # whether the process has been read, or has turned out not to be had
+    process: Process | None  # that was drained; None while or where it is not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine."""
 
@@ -92,8 +116,10 @@ class Engine:
     producers: tuple[str, ...]  # whose KV handoffs its failed decode legs read, newest first
     misses: int  # liveness sweeps in a row in which it was silent
     suspicion: str  # what is being found out about it; empty for nothing
-    gate_in_s: float | None  # until its gate is tried next; None for an engine in service
+    gate_in_s: float | None  # until its gate is tried next by itself; None for an engine in service, and a drained one
     health: tuple[Health, ...]  # newest first
+    drain: Drain | None
+    process: Process | None  # that was accepted; None while it is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +153,35 @@ class Probed(Done):
     """What a probe came to."""
 
     verdict: str  # pass, fail or inconclusive; empty for a dry run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """How far a drain has come, or what it would bring about."""
+
+    engines: tuple[str, ...]
+    dry_run: bool
+    told: tuple[str, ...]  # in the words of the events
+    settled: tuple[str, ...]  # of them those that are ready to stop
+    waits_for: Mapping[str, tuple[str, ...]]  # what the others wait for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """Engines that are back, or would be tried."""
+
+    engines: tuple[str, ...]
+    dry_run: bool
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgotten:
+    """A proxy that drains wait for no longer, or would not."""
+
+    proxy: str  # as it was named
+    dry_run: bool
+    told: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +245,7 @@ class Proxy:
     refused_reason: str
     silent_s: float
     resident: Mapping[str, int]  # legs in flight by engine
+    unread: Mapping[str, int]  # its KV handoffs by engine that are still to be read
     suspect: str  # why it is thought to be the fault itself; empty when it is not
 
     @property

@@ -30,6 +30,12 @@ class FakeControl:
         self.verdict = "pass"
         self.ejections: list[fleet_pb2.EjectEngineRequest] = []
         self.probes: list[fleet_pb2.ProbeEngineRequest] = []
+        self.drains: list[fleet_pb2.DrainEnginesRequest] = []
+        self.undrains: list[fleet_pb2.UndrainEnginesRequest] = []
+        self.forgotten: list[fleet_pb2.ForgetProxyRequest] = []
+        self.progress: list[Any] = []  # what a drain or a return tells as it goes
+        self.failed_gates: dict[str, tuple[str, str]] = {}  # engine → check, words: how a return ends
+        self.lasting = threading.Event()  # while set, a drain does not end
         self.probing = threading.Event()  # while set, a probe does not end
         self.command_error: grpc.StatusCode | None = None  # a command's answer, with the words of `told`
         self.leads_no_more = 0  # so many commands find that it does not lead
@@ -56,6 +62,15 @@ class FakeControl:
                 ),
                 "ProbeEngine": grpc.unary_unary_rpc_method_handler(
                     self._probe, fleet.ProbeEngineRequest.FromString, fleet.ProbeEngineResponse.SerializeToString
+                ),
+                "DrainEngines": grpc.unary_stream_rpc_method_handler(
+                    self._drain, fleet.DrainEnginesRequest.FromString, fleet.DrainProgress.SerializeToString
+                ),
+                "UndrainEngines": grpc.unary_stream_rpc_method_handler(
+                    self._undrain, fleet.UndrainEnginesRequest.FromString, fleet.UndrainProgress.SerializeToString
+                ),
+                "ForgetProxy": grpc.unary_unary_rpc_method_handler(
+                    self._forget, fleet.ForgetProxyRequest.FromString, fleet.ForgetProxyResponse.SerializeToString
                 ),
                 "WatchEvents": grpc.unary_stream_rpc_method_handler(
                     self._watch_events, fleet.WatchEventsRequest.FromString, fleet.Event.SerializeToString
@@ -134,6 +149,37 @@ class FakeControl:
             with self._news:
                 self._news.wait(0.05)
         return fleet_pb2.ProbeEngineResponse(verdict="" if request.dry_run else self.verdict, told=self.told)
+
+    def _drain(self, request: fleet_pb2.DrainEnginesRequest, context: Any) -> Iterator[fleet_pb2.DrainProgress]:
+        self.drains.append(request)
+        self._command(context)
+        yield from self.progress
+        while self.lasting.is_set() and context.is_active() and not self._stopped:
+            with self._news:
+                self._news.wait(0.05)
+
+    def _undrain(self, request: fleet_pb2.UndrainEnginesRequest, context: Any) -> Iterator[fleet_pb2.UndrainProgress]:
+        self.undrains.append(request)
+        self._command(context)
+        yield from self.progress
+        if self.failed_gates:
+            packed = [any_pb2.Any(), any_pb2.Any()]
+            packed[0].Pack(error_details_pb2.ErrorInfo(reason="GATE_FAILED", domain="narwhal"))
+            packed[1].Pack(
+                error_details_pb2.PreconditionFailure(
+                    violations=[
+                        error_details_pb2.PreconditionFailure.Violation(type=check, subject=engine, description=words)
+                        for engine, (check, words) in self.failed_gates.items()
+                    ]
+                )
+            )
+            status = status_pb2.Status(code=code_pb2.FAILED_PRECONDITION, message="all in one", details=packed)
+            context.abort_with_status(rpc_status.to_status(status))
+
+    def _forget(self, request: fleet_pb2.ForgetProxyRequest, context: Any) -> fleet_pb2.ForgetProxyResponse:
+        self.forgotten.append(request)
+        self._command(context)
+        return fleet_pb2.ForgetProxyResponse(told=self.told)
 
     def _command(self, context: Any) -> None:
         self._lead(context)

@@ -123,6 +123,30 @@ def dead() -> fleet_pb2.FleetStatus:
     return fleet
 
 
+def drained(*, settled: bool, overdue: bool = False) -> fleet_pb2.EngineStatus:
+    """An engine that an operator has taken out."""
+    return fleet_pb2.EngineStatus(
+        id="decode-1",
+        url="http://127.0.0.1:9002",
+        role=DECODE,
+        incarnation=2,
+        weight=1.0,
+        holds=[fleet_pb2.HoldStatus(kind="drain", reason="new driver", age_s=65, effective=True)],
+        drain=fleet_pb2.DrainStatus(
+            reason="new driver",
+            age_s=65,
+            remaining_s=0 if overdue else 235,
+            planned=True,
+            settled=settled,
+            overdue=overdue,
+            waits_for=[] if settled else ["2 legs of proxy edge/0"],
+            captured=True,
+            process=fleet_pb2.ProcessIdentity(version="0.32.0", started_at=1_790_000_000.25),
+        ),
+        process=fleet_pb2.ProcessIdentity(version="0.32.0", started_at=1_790_000_000.25),
+    )
+
+
 def proxies() -> list[fleet_pb2.ProxyStatus]:
     """One current, one that refused, one lost."""
     return [

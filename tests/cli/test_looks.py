@@ -173,6 +173,8 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
             },
             {"detail": "GET /health answered 200", "outcome": "", "latency_s": 0.0021, "age_s": 150.0},
         ],
+        "drain": None,
+        "process": None,
     }
     assert engines[0]["gate_in_s"] is None
     assert engines[2]["suspicion"] == "inference probe again in 4.0 s"
@@ -191,6 +193,7 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
         "refused_reason": "engine decode-1 is listed twice",
         "silent_s": 0.9,
         "resident": {},
+        "unread": {},
         "suspect": "its legs fail on 2 of 3 engines that serve other proxies",
     }
 

@@ -12,7 +12,7 @@ from narwhal.cli import model
 from narwhal.cli.main import COMMANDS, cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "narwhalctl.md").read_text()
-LOOKS = ("status", "engines", "proxies", "placement", "events", "explain", "eject", "probe")
+LOOKS = ("status", "engines", "proxies", "placement", "events", "explain", "eject", "probe", "drain", "undrain")
 WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
 
 
@@ -22,7 +22,7 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
         model.Status, model.ControlProcess, model.Monitor, model.StageError, model.Totals, model.Engine, model.Hold,
         model.Check, model.Proxy, model.Placement, model.PlacedEngine, model.PlacementStep, model.Difference,
         model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done,
-        model.Probed,
+        model.Probed, model.Process, model.Drain, model.Drained, model.Returned, model.Forgotten,
     ],
 )  # fmt: skip
 def test_every_key_is_documented(value: type) -> None:
@@ -41,6 +41,8 @@ def test_every_key_is_documented(value: type) -> None:
         "health",
         "engine",
         "history",
+        "drain",
+        "process",
     }
     assert {field.name for field in fields(value)} - nested <= WORDS, value
     for name in {field.name for field in fields(value)} & nested:

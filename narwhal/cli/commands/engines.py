@@ -1,6 +1,7 @@
 """`narwhalctl engines`: every engine, what it serves, and what keeps work off it."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 import click
 
@@ -44,6 +45,27 @@ def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
             yield table
 
 
+def _instant(process: model.Process) -> str:
+    return datetime.fromtimestamp(process.started_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _drain_row(engine: str, drain: model.Drain) -> list[Cell]:
+    state = Say("overdue", Tone.BAD) if drain.overdue else Say("waits", Tone.WARN)
+    process = drain.process
+    unknown = "unknown" if drain.captured else "not read yet"
+    return [
+        engine,
+        "maintenance" if drain.maintenance else "drain",
+        age(drain.age_s),
+        age(drain.remaining_s),
+        Say("ready to stop", Tone.GOOD) if drain.settled else state,
+        "restarted" if drain.planned else "as it is",
+        process.version if process is not None else unknown,
+        _instant(process) if process is not None else unknown,
+        drain.reason,
+    ]
+
+
 def _evidence_row(engine: model.Engine, known: model.Evidence) -> list[Cell]:
     last = known.last
     row: list[Cell] = [
@@ -71,6 +93,14 @@ def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
     yield Table(
         columns=["ENGINE", "CLASS", "STREAK", "TOTAL", "LAST", "OUTCOME", "STATUS", "SEEN"],
         rows=[_evidence_row(engine, known) for engine in engines for known in engine.evidence],
+    )
+    yield Table(
+        columns=["ENGINE", "PROCESS", "STARTED"],
+        rows=[[e.id, e.process.version, _instant(e.process)] for e in engines if e.process is not None],
+    )
+    yield Table(
+        columns=["ENGINE", "DRAIN", "SINCE", "DEADLINE IN", "STATE", "RETURNS", "PROCESS", "STARTED", "REASON"],
+        rows=[_drain_row(engine.id, engine.drain) for engine in engines if engine.drain is not None],
     )
     yield Table(
         columns=["ENGINE", "HEALTH", "AGE", "TOOK", "SEEN"],
@@ -110,10 +140,20 @@ def _why(engine: model.Engine) -> Iterator[str]:
         for check in engine.checks:
             if check.verdict in ("fail", "inconclusive"):
                 yield f"{check.check} {check.verdict} {age(check.age_s)} ago: {check.detail}"
+    if engine.drain is not None:
+        yield drain_words(engine.drain)
     if engine.suspicion:
         yield engine.suspicion
     elif engine.gate_in_s is not None:
         yield f"tried again in {age(engine.gate_in_s)}"
+
+
+def drain_words(drain: model.Drain) -> str:
+    """How far a drain is, in a phrase."""
+    if drain.settled:
+        return "ready to stop"
+    late = "drain overdue" if drain.overdue else f"{age(drain.remaining_s)} to its deadline"
+    return f"{late}, waits for {'; '.join(drain.waits_for)}"
 
 
 def _hold(hold: model.Hold) -> str:

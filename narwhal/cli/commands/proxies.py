@@ -7,16 +7,19 @@ import click
 from narwhal.cli import model
 from narwhal.cli.client import Control, ask
 from narwhal.cli.options import Settings, pass_settings
-from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, some
+from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, done, some
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.pass_context
 @pass_settings
-def proxies(settings: Settings) -> None:
+def proxies(settings: Settings, ctx: click.Context) -> None:
     """Show every proxy worker: its placement, lag and legs in flight.
 
-    `-o wide` adds address, process and the engines that its legs are on.
+    `-o wide` adds address, process and the engines that its legs are on. `forget` says that a lost one is gone.
     """
+    if ctx.invoked_subcommand is not None:
+        return
 
     async def question(control: Control) -> model.Status:
         return await control.status()
@@ -29,6 +32,19 @@ def proxies(settings: Settings) -> None:
         "proxies": status.proxies,
     }
     Printer(settings).show(facts, lambda wide: _layout(status, wide))
+
+
+@proxies.command()
+@click.argument("proxy", metavar="ID[/SLOT]")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@pass_settings
+def forget(settings: Settings, proxy: str, dry_run: bool) -> None:
+    """Say that a lost proxy is gone: drains wait for it no longer.
+
+    Only when it runs no more: one that does may go on placing legs on engines that are being drained.
+    """
+    answer = ask(settings.control, lambda control: control.forget(proxy, dry_run=dry_run))
+    Printer(settings).show(answer, lambda _: done(answer.told, dry_run=dry_run))
 
 
 def _layout(status: model.Status, wide: bool) -> Iterator[Block]:
@@ -62,7 +78,7 @@ def table(proxies: Sequence[model.Proxy], wide: bool) -> Table:
     """The proxies as `proxies` and `status -o wide` show them."""
     columns = ["PROXY", "STATE", "PLACEMENT", "LAG", "SILENT", "LEGS"]
     if wide:
-        columns += ["ADDRESS", "PID", "BOOT", "RESIDENT", "SUSPECT"]
+        columns += ["ADDRESS", "PID", "BOOT", "RESIDENT", "UNREAD", "SUSPECT"]
     columns.append("REFUSED")
     return Table(columns=columns, rows=[_row(proxy, wide) for proxy in proxies])
 
@@ -77,7 +93,8 @@ def _row(proxy: model.Proxy, wide: bool) -> list[Cell]:
         str(sum(proxy.resident.values())),
     ]
     if wide:
-        row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items()), proxy.suspect]
+        row += [proxy.address, str(proxy.pid), str(proxy.boot), counts(proxy.resident.items())]
+        row += [counts(proxy.unread.items()), proxy.suspect]
     row.append(Say(_refused(proxy) if proxy.refused_version else "", Tone.BAD))
     return row
 

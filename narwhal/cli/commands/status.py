@@ -51,7 +51,11 @@ def _headline(fleet: model.Status) -> Line:
 
 
 def _why(engine: model.Engine) -> str:
-    return ", ".join(hold.kind for hold in engine.holds) or "no hold"
+    words = ", ".join(hold.kind for hold in engine.holds) or "no hold"
+    if engine.drain is None:
+        return words
+    state = "ready to stop" if engine.drain.settled else "overdue" if engine.drain.overdue else "not ready to stop"
+    return f"{words}, {state}"
 
 
 def _footer(fleet: model.Status, wide: bool) -> Iterator[tuple[Cell, Cell]]:
