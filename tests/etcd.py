@@ -199,7 +199,9 @@ class Etcd:
             time.sleep(0.05)
 
     @contextlib.contextmanager
-    def client(self, member: Member | None = None, *, timeout_s: float = 10.0, **login: str) -> Iterator[Any]:
+    def client(
+        self, member: Member | None = None, *, user: str | None = None, password: str | None = None
+    ) -> Iterator[Any]:
         """A client for what a test does behind the store's back."""
         asked = member or self.members[0]
         credentials = None
@@ -216,7 +218,7 @@ class Etcd:
             opts=(("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)),
         )
         try:
-            client = etcd3.MultiEndpointEtcd3Client([endpoint], timeout=timeout_s, **login)
+            client = etcd3.MultiEndpointEtcd3Client([endpoint], timeout=10.0, user=user, password=password)
             client.call_credentials = None
             yield client
         finally:

@@ -57,7 +57,8 @@ class Watcher:
             try:
                 whole = self._round()
             except StoreError as error:
-                log.debug("etcd watch starts again", why=str(error))
+                if not self._stop.is_set():
+                    log.debug("etcd watch starts again", why=str(error))
                 whole = False
             except Exception:
                 log.exception("etcd watch failed")
