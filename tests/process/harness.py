@@ -219,6 +219,16 @@ class Stage:
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as answer:
             return answer.status, await answer.text()
 
+    async def post(self, url: str, body: dict[str, Any]) -> None:
+        """POST JSON; it must be answered 200."""
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def delete(self, url: str) -> None:
+        """DELETE; it must be answered 200."""
+        async with aiohttp.ClientSession() as session, session.delete(url) as answer:
+            assert answer.status == 200, await answer.text()
+
     async def ready(self, address: str) -> None:
         """Wait until /ready there is 200."""
 
