@@ -294,6 +294,8 @@ class Leader:
         owner = await self._store.owner()
         known = self.owner
         self.owner = owner
+        if owner is not None:
+            self._highest_epoch = max(self._highest_epoch, owner.epoch)  # a store that is wiped forgets it
         if self.standing is Standing.STANDBY and known == owner:
             return
         self.standing = Standing.STANDBY

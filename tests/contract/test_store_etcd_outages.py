@@ -176,6 +176,37 @@ async def test_in_a_wiped_store_the_holder_has_lost_and_leads_again_above_its_ep
         assert await store.load() is None
 
 
+@pytest.mark.case("I18")
+@pytest.mark.rule("S5")
+async def test_in_a_wiped_store_nobody_leads_before_the_forgotten_lease_is_over(etcd: Etcd) -> None:
+    async with opened(etcd, ttl_s=TTL_S) as make:
+        active, standby = await make(), await make()
+        await led(standby, "b")
+        old = await led(standby, "b")
+        await standby.release(old)
+        lease = await led(active)
+        assert lease.epoch == 3
+        assert await standby.acquire("b", "h:2") is None
+        held = active._claims.held
+        assert held is not None
+        held.keeper.stop()  # the holder is cut off: nobody tells it
+        active._watcher.close()
+        with etcd.client() as client:
+            client.delete_prefix("/")
+        refused = await bounded_failure(standby, lambda: standby.acquire("b", "h:2"))
+        assert "forgotten epoch 3" in str(refused)
+        found: list[Lease] = []
+
+        async def take() -> bool:
+            taken = await standby.acquire("b", "h:2")
+            found.extend([taken] if taken else [])
+            return bool(found)
+
+        await eventually(take)
+        assert not lease.may_act(boottime())
+        assert found[0].epoch == 4
+
+
 # --- members ----------------------------------------------------------------------------------------------------------
 
 

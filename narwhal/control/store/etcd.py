@@ -30,7 +30,6 @@ from narwhal.control.store.etcd_client import (
     delete,
     modified,
     put,
-    read_state,
     transact,
     valued,
 )
@@ -80,7 +79,7 @@ class EtcdStore:
     # --- Store ------------------------------------------------------------------------------------------------------
 
     async def load(self) -> bytes | None:
-        state = await self._run(self._read)
+        state = await self._run(self._claims.read)
         return state.handoff.value if state.handoff is not None else None
 
     async def save(self, lease: Lease, document: bytes) -> None:
@@ -105,7 +104,7 @@ class EtcdStore:
         await self._run(lambda: self._release(lease))
 
     async def owner(self) -> Owner | None:
-        state = await self._run(self._read)
+        state = await self._run(self._claims.read)
         return read_claim(state.epoch, self._keys.epoch).owner if state.epoch is not None else None
 
     async def changed(self, timeout_s: float) -> None:
@@ -144,9 +143,6 @@ class EtcdStore:
             reraise=True,
         )
         return await self._thread.run(lambda: retrying(call))
-
-    def _read(self) -> State:
-        return read_state(self._connection, self._keys)
 
     def _guards(self, held: Held) -> list[Any]:
         # The value holds the epoch and the acquisition's token beside what the revision says.

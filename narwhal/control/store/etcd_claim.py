@@ -98,7 +98,20 @@ class Claims:
         self._clock = clock
         self._connection = connection
         self._left: set[int] = set()  # etcd leases that are of no use and not revoked yet
+        self._highest: Claim | None = None  # ever seen here
+        self._token = ""  # of our newest claim
+        self._set_back_at: float | None = None  # when etcd was seen to have forgotten it, seconds of CLOCK_BOOTTIME
         self.held: Held | None = None
+
+    def read(self) -> State:
+        """The keys. Raises StoreError."""
+        state = read_state(self._connection, self._keys)
+        last, highest = self._last(state), self._highest
+        if highest is None or (last is not None and last.owner.epoch >= highest.owner.epoch):
+            self._highest, self._set_back_at = last, None
+        elif self._set_back_at is None:
+            self._set_back_at = self._clock.boottime()
+        return state
 
     def acquire(self, bid: Bid) -> Held | None:
         """Takes the lease, or moves on when it is held; None when it is somebody else's. Raises StoreError; to be
@@ -106,13 +119,14 @@ class Claims:
         held = self._acting()
         if held is None and not bid.etcd_id:
             self.revoke_left()  # it may be our own past that stands in the way
-        state = read_state(self._connection, self._keys)
+        state = self.read()
         there = read_claim(state.lease, self._keys.lease) if state.lease is not None else None
         if held is not None:
             if state.lease is not None and there is not None and there.token == held.claim.token:
                 return self._moved(held, state, there, state.lease.modified, bid)
             self.lose(held, "the lease key is gone or another process's")
         if state.lease is None:
+            self._wait_for_forgotten_leases()
             return self._take(state, bid)
         if there is not None and there.token == bid.token:
             return self._hold(there, state.lease.created, state, bid)
@@ -147,8 +161,26 @@ class Claims:
             self.lose(held, "the lease was not renewed in time")
         return self.held
 
+    def _last(self, state: State) -> Claim | None:
+        return read_claim(state.epoch, self._keys.epoch) if state.epoch is not None else None
+
     def _last_epoch(self, state: State) -> int:
-        return read_claim(state.epoch, self._keys.epoch).owner.epoch if state.epoch is not None else 0
+        """The highest that is known, here or in etcd."""
+        return max((claim.owner.epoch for claim in (self._last(state), self._highest) if claim is not None), default=0)
+
+    def _wait_for_forgotten_leases(self) -> None:
+        """Raises StoreError while one that etcd has forgotten may still be believed in by its holder.
+
+        etcd was wiped, or restored to an older state: that nobody holds the lease there says nothing then.
+        """
+        highest, since = self._highest, self._set_back_at
+        if highest is None or since is None or highest.token == self._token:
+            return
+        if self._clock.boottime() < since + self._settings.ttl_s:
+            raise StoreError(
+                f"etcd has forgotten epoch {highest.owner.epoch} (wiped, or restored to an older state): waiting until "
+                f"leases that it has forgotten too are over"
+            )
 
     def _take(self, state: State, bid: Bid) -> Held:
         if not bid.etcd_id:
@@ -176,6 +208,7 @@ class Claims:
             raise StoreError("taking the lease took longer than it is valid")
         lease = Lease(owner=claim.owner, valid_until=valid_until)
         self._left.discard(bid.etcd_id)
+        self._highest, self._token, self._set_back_at = claim, claim.token, None
         keeper = LeaseKeeper(
             self._settings, self._clock, lease=lease, etcd_id=bid.etcd_id, first=self._connection.endpoint
         )
@@ -201,6 +234,7 @@ class Claims:
         lease = Lease(owner=claim.owner, valid_until=held.lease.valid_until)
         held.keeper.follow(lease)
         held.lease, held.claim, held.since = lease, claim, since
+        self._highest, self._set_back_at = claim, None
         return held
 
 
