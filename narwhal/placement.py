@@ -91,9 +91,9 @@ class Placement:
         """The engine for one leg: least work in flight for its weight, of two drawn at random (spec P3).
 
         `load`: legs in flight per engine id. `draws`: two numbers in [0, 1), which also settle how far the leg at hand
-        counts: an idle engine of little weight (spec R10) is so chosen now and then, not never. `avoid`: ids passed over while another
-        engine can serve (spec V4, V5, V12). None when no engine may serve the phase or each is at its cap; tell the
-        two apart with `candidates`.
+        counts: an idle engine of little weight (spec R10) is so chosen now and then, not never. `avoid`: ids passed
+        over while another engine can serve (spec V4, V5, V12). None when no engine may serve the phase or each is at
+        its cap; tell the two apart with `candidates`.
         """
         able = self.candidates(phase, now=now)
         if avoid:
