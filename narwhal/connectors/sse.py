@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 
 MARKER = b"[DONE]"
+ERROR_KEY = b'"error"'
+GIVEN_UP = b'"abort"'  # the finish reason with which an engine that is being stopped ends an answer, [DONE] included
 EVENT_END = re.compile(rb"\n\r?\n")
 LONGEST_END = 3  # bytes of "\n\r\n"
 
@@ -23,6 +25,7 @@ class Event(Enum):
     OTHER = auto()  # usage, a comment, anything harmless
     MARKER = auto()  # the terminal marker
     ERROR = auto()
+    GIVEN_UP = auto()  # its finish reason says that the engine gave the answer up: what follows, [DONE] too, is void
     BROKEN = auto()  # not an event
 
 
@@ -33,11 +36,13 @@ def find_end(buffer: bytes, start: int, scanned: int) -> int:
 
 
 def classify(event: bytes, *, token_seen: bool) -> Event:
-    """What `event`, a block of lines, is. After the first token only what may be an error is parsed."""
+    """What `event`, a block of lines, is. After the first token only what may be a failure is parsed."""
     payload = _payload(event)
     if payload is None:
         return Event.BROKEN
-    if not payload or (token_seen and b'"error"' not in payload and payload.strip() != MARKER):
+    if not payload:
+        return Event.OTHER
+    if token_seen and ERROR_KEY not in payload and GIVEN_UP not in payload and payload.strip() != MARKER:
         return Event.OTHER
     if payload.strip() == MARKER:
         return Event.MARKER
@@ -55,7 +60,25 @@ def _said(value: Any) -> Event:
     if value.get("error") is not None:
         return Event.ERROR
     choices = value.get("choices")
-    return Event.TOKEN if isinstance(choices, list) and choices else Event.OTHER
+    if not isinstance(choices, list) or not choices:
+        return Event.OTHER
+    return Event.GIVEN_UP if _given_up(choices) else Event.TOKEN
+
+
+def _given_up(choices: list[Any]) -> bool:
+    return any(isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices)
+
+
+def answer_given_up(body: bytes) -> bool:
+    """Whether a whole answer's finish reason says that the engine gave it up: it is cut short, though it is 200."""
+    if GIVEN_UP not in body:
+        return False
+    try:
+        value: Any = orjson.loads(body)
+    except (orjson.JSONDecodeError, RecursionError):
+        return False
+    choices = value.get("choices") if isinstance(value, dict) else None
+    return isinstance(choices, list) and _given_up(choices)
 
 
 def _payload(event: bytes) -> bytes | None:

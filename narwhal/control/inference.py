@@ -251,6 +251,8 @@ class _Stream:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "the terminal marker came before any token")
         elif kind is Event.ERROR:
             self._end(Outcome.ERROR_EVENT, f"an error event: {_shown(event)}")
+        elif kind is Event.GIVEN_UP:
+            self._end(Outcome.ERROR_EVENT, "the engine gave the answer up (finish reason abort)")
         elif kind is Event.BROKEN:
             self._end(Outcome.STREAM_MALFORMED, f"not an event: {_shown(event)}")
 

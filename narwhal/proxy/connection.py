@@ -21,7 +21,6 @@ MAX_ANSWER_BYTES = 67_108_864  # a whole non-streaming answer, or a prefill's; f
 MAX_ERROR_BYTES = 1_048_576  # the body of an answer whose status is not 200
 
 _JOINED_WRITE_BYTES = 65_536  # up to here head and body go out in one write: copying is cheaper than a second call
-_LONGEST_SIZE = 10  # bytes of a chunk's size line: eight digits and its end
 _OK = 200
 
 log = structlog.get_logger(__name__)
@@ -48,8 +47,9 @@ class Sink(Protocol):
     def feed(self, data: bytes) -> None:
         """A piece of the body, cut anywhere."""
 
-    def feed_chunk(self, data: bytes, start: int) -> bool:
-        """One whole chunk as it came, size line included; its content begins at `start`. False: not taken."""
+    def feed_chunks(self, data: bytes) -> int:
+        """The body with its chunk framing, from the beginning of a chunk on. Returns how many bytes were taken, which
+        are whole chunks; the rest comes again by `feed`."""
 
     def complete(self) -> None:
         """The body has ended as HTTP wants it."""
@@ -263,8 +263,13 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        if self._between_chunks and self._whole_chunk(data):
-            return
+        if self._between_chunks and self._stream is not None:
+            # What the stream takes in whole chunks need not be parsed: the parser is between chunks before and after.
+            taken = self._stream.feed_chunks(data)
+            if taken:
+                data = data[taken:]
+                if not data:
+                    return
         if not self._head_done:
             self._touched = True
             self._head += data
@@ -274,6 +279,9 @@ class EngineConnection(asyncio.Protocol):
         elif self._waiter is None and self._sink is None:
             self.abort()  # bytes that nobody asked for
             return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except HttpParserCallbackError:
@@ -354,20 +362,6 @@ class EngineConnection(asyncio.Protocol):
         self._chunk_ended = True
 
     # --- inside ---
-
-    def _whole_chunk(self, data: bytes) -> bool:
-        """Hand over what is one whole chunk without parsing it: the framing stays, the parser is none the wiser.
-
-        Only size lines as we would write them ourselves are taken; whatever else is HTTP goes through the parser.
-        """
-        start = data.find(b"\r\n", 0, _LONGEST_SIZE) + 2
-        return (
-            start > 2
-            and data.startswith(b"%x\r\n" % (len(data) - start - 2))
-            and data.endswith(b"\r\n")
-            and self._stream is not None
-            and self._stream.feed_chunk(data, start)
-        )
 
     def _finish(self) -> None:
         """The answer is complete: hand it over, then give the connection back."""

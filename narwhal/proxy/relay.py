@@ -15,6 +15,7 @@ import structlog
 from narwhal.clock import Clock
 from narwhal.config import ProxySettings
 from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
+from narwhal.connectors.sse import answer_given_up
 from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
@@ -253,6 +254,9 @@ class Relay:
             shared.witness.succeeded(leg, Outcome.STREAM_COMPLETE)
             self._measure()
             return self._attempt.answered()
+        if isinstance(result, Answer) and result.status == _OK and answer_given_up(result.body):
+            detail = "the engine gave the answer up (finish reason abort)"
+            return self._failed(leg, LegEnd(Outcome.ANSWER_CUT, detail=detail))
         if isinstance(result, Answer) and result.status == _OK:
             shared.witness.succeeded(leg, Outcome.ANSWER_COMPLETE)
             self._answer = result

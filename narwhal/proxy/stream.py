@@ -7,7 +7,7 @@ is whole, nothing longer. It cannot see: engines, retries, reports.
 import asyncio
 from typing import Protocol
 
-from narwhal.connectors.sse import Event, classify, find_end
+from narwhal.connectors.sse import ERROR_KEY, GIVEN_UP, Event, classify, find_end
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.outcome import OUTCOMES, LegKind, Seen
 from narwhal.vocabulary import Outcome
@@ -15,10 +15,39 @@ from narwhal.vocabulary import Outcome
 MAX_EVENT_BYTES = 4_194_304  # one event, or all that comes before the first token
 
 _FAST_START = b"data: {"
-_ERROR_KEY = b'"error"'
 _END = b"\n\n"
+_LF = b"\n"
+_EOL = b"\r\n"
+_EVENT_AND_CHUNK_END = _END + _EOL
+_LONGEST_SIZE = 10  # bytes of a chunk's size line: eight digits and its end
+_LAST = frozenset({Event.MARKER, Event.ERROR, Event.GIVEN_UP})
 _SHOWN_BYTES = 300  # of an error event, to operators
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def _is_plain_event(data: bytes) -> bool:
+    """Whether this is one whole event that is neither an error nor the marker."""
+    return (
+        data.startswith(_FAST_START)
+        and data.find(_LF) == len(data) - 2
+        and data.endswith(_END)
+        and ERROR_KEY not in data
+        and GIVEN_UP not in data
+    )
+
+
+def _whole_chunk(data: bytes, at: int) -> int:
+    """The size of the chunk at `at`, framing included, if all of it is there and it is one plain event; else 0."""
+    start = data.find(_EOL, at, at + _LONGEST_SIZE) + 2
+    if start < 2:
+        return 0
+    try:
+        content = int(data[at : start - 2], 16)
+    except ValueError:
+        return 0
+    end = start + content
+    whole = content > 0 and data.startswith(b"%x\r\n" % content, at) and data.startswith(_EOL, end)
+    return end + 2 - at if whole and _is_plain_event(data[start:end]) else 0
 
 
 class Source(Protocol):
@@ -75,23 +104,42 @@ class StreamRelay:
 
     # --- from the engine ---
 
-    def feed_chunk(self, data: bytes, start: int) -> bool:
-        """One whole chunk, framing included. Nearly every one is a single event after the first token, neither an error
-        nor the marker: it goes on as it is. False: it is something else, and comes again by `feed`."""
+    def feed_chunks(self, data: bytes) -> int:
+        """Pass on whole chunks as they came, as long as each is a single event after the first token, neither an error
+        nor the marker. Returns how many bytes that were; the rest comes again by `feed`.
+
+        Only size lines as we would write them ourselves are taken; whatever else is HTTP needs the parser.
+        """
+        if not self._fast:
+            return 0
+        size = len(data)
+        start = data.find(_EOL, 0, _LONGEST_SIZE) + 2
+        # Nearly always: one chunk, one event.
         if (
-            self._fast
+            data.startswith(b"%x\r\n" % (size - start - 2))
             and data.startswith(_FAST_START, start)
-            and data.find(_END, start) == len(data) - 4
-            and _ERROR_KEY not in data
+            and data.find(_LF, start) == size - 4
+            and data.endswith(_EVENT_AND_CHUNK_END)
+            and ERROR_KEY not in data
+            and GIVEN_UP not in data
         ):
             self.events += 1
             self._transport.write(data)
-            return True
-        return False
+            return size
+        taken = 0
+        while piece := _whole_chunk(data, taken):
+            taken += piece
+            self.events += 1
+        if taken:
+            self._transport.write(data[:taken])
+        return taken
 
     def feed(self, data: bytes) -> None:
         """A piece of the stream, cut anywhere."""
-        if not self.ended:
+        if self._fast and _is_plain_event(data):
+            self.events += 1
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self.ended:
             self._scan(self._tail + data if self._tail else data)
 
     def complete(self) -> None:
@@ -116,7 +164,7 @@ class StreamRelay:
                 self._pass_on(buffer[:at])
                 self._end(Outcome.STREAM_MALFORMED, "not an event", abort=True)
                 return
-            if event is Event.MARKER or event is Event.ERROR:
+            if event in _LAST:
                 self._last(event, buffer[:end], at)
                 return
             if event is Event.TOKEN and not self.started:
@@ -132,13 +180,16 @@ class StreamRelay:
             self._end(Outcome.STREAM_MALFORMED, f"more than {MAX_EVENT_BYTES} bytes without an end", abort=True)
 
     def _last(self, event: Event, data: bytes, start: int) -> None:
-        """The marker or an error event, which begins at `start` and ends with `data`."""
+        """The event that decides the stream, which begins at `start` and ends with `data`."""
         if event is Event.ERROR:
             if self.started:
                 self.error_passed = True
                 self._pass_on(data)
             shown = data[start : start + _SHOWN_BYTES].decode(errors="replace").strip()
             self._end(Outcome.ERROR_EVENT, f"an error event: {shown}", abort=True)
+        elif event is Event.GIVEN_UP:
+            self._pass_on(data[:start])
+            self._end(Outcome.ERROR_EVENT, "the engine gave the answer up (finish reason abort)", abort=True)
         elif not self.started:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "its terminal marker came before any token", abort=True)
         else:

@@ -428,6 +428,7 @@ SHAPES: dict[str, tuple[Script, int, Outcome]] = {
         502,
         Outcome.ANSWER_CUT,
     ),
+    "given up": (sends(answer(b'{"choices": [{"text": "b", "finish_reason": "abort"}]}')), 502, Outcome.ANSWER_CUT),
     "cut in its head": (sends(b"HTTP/1.1 200 OK\r\ncontent-", close=True), 502, Outcome.RESET),
     "no HTTP": (sends(b"SSH-2.0-OpenSSH_9.2\r\n"), 502, Outcome.STREAM_MALFORMED),
     "an endless head": (sends(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000), 502, Outcome.STREAM_MALFORMED),

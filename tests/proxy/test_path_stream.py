@@ -1,6 +1,7 @@
 """Streams: which bytes reach the client, when, and how each way of ending is told apart."""
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import time
@@ -225,6 +226,12 @@ BEFORE_OUTPUT = {
     "no token, cut": ((), {"close": True}, Outcome.STREAM_CUT, 502),
     "marker without a token": ((chunk(DONE), LAST), {}, Outcome.MARKER_WITHOUT_TOKEN, 502),
     "error event": ((chunk(ERROR_EVENT), chunk(DONE), LAST), {}, Outcome.ERROR_EVENT, 502),
+    "given up": (
+        (chunk(b'data: {"choices": [{"finish_reason": "abort"}]}\n\n'), chunk(DONE), LAST),
+        {},
+        Outcome.ERROR_EVENT,
+        502,
+    ),
     "silence": ((), {"hang": True}, Outcome.FIRST_TOKEN_TIMEOUT, 504),
     "only comments": ((chunk(PING), chunk(PING)), {"hang": True}, Outcome.FIRST_TOKEN_TIMEOUT, 504),
     "no event": ((chunk(b"<html>\n\n"), LAST), {}, Outcome.STREAM_MALFORMED, 502),
@@ -254,6 +261,47 @@ async def test_an_engines_own_error_event_is_passed_on_once_and_its_marker_is_no
         got = await path.post(stream=True)
         assert got.body == token() + ERROR_EVENT
         assert path.reporter.outcomes[-1] is Outcome.ERROR_EVENT
+
+
+GIVEN_UP = b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]}\n\n'
+
+
+@pytest.mark.rule("F2", "V8")
+@pytest.mark.parametrize("size", [0, 1, 7, 64])
+@on_uvloop
+async def test_an_answer_that_the_engine_gave_up_is_never_passed_off_as_whole(size: int) -> None:
+    """An engine that is being stopped ends streams with the finish reason `abort` and the terminal marker."""
+
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+        data = chunk(token("a")) + chunk(token("b")) + chunk(GIVEN_UP) + chunk(DONE) + LAST
+        # The proxy hangs up where the engine gave up; what would follow has nowhere to go.
+        with contextlib.suppress(RuntimeError, ConnectionError):
+            if size:
+                await asked.send_slowly(data, size)
+            else:
+                asked.send(data)
+
+    async with before(script) as (path, _, _):
+        got = await path.post(stream=True)
+        assert got.body.startswith(token("a") + token("b"))
+        assert DONE not in got.body
+        assert b"abort" not in got.body
+        assert orjson.loads(got.events[-1])["error"]["type"] == "upstream_error"
+        assert path.reporter.outcomes[-1] is Outcome.ERROR_EVENT
+        assert path.reporter.results == [RequestResult.FAILED]
+
+
+@pytest.mark.rule("F2")
+@on_uvloop
+async def test_a_text_that_says_abort_is_a_text() -> None:
+    said = (
+        token('\\"abort\\"') + b'data: {"choices": [{"text": "abort", "stop": "abort", "finish_reason": "stop"}]}\n\n'
+    )
+    async with before(sends(chunk(token()), chunk(said), chunk(DONE), LAST)) as (path, _, _):
+        got = await path.post(stream=True)
+        assert got.body == token() + said + DONE
+        assert path.reporter.outcomes[-1] is Outcome.STREAM_COMPLETE
 
 
 @pytest.mark.case("F8")
