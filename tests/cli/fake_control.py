@@ -39,6 +39,7 @@ class FakeControl:
         self.probing = threading.Event()  # while set, a probe does not end
         self.command_error: grpc.StatusCode | None = None  # a command's answer, with the words of `told`
         self.leads_no_more = 0  # so many commands find that it does not lead
+        self.blinks = 0  # so many questions for the status find that it does not lead
         self._watching = 0  # open WatchPlacement calls
         self._events: list[fleet_pb2.Event] = []
         self._placements: list[placement_pb2.PlacementMessage] = []
@@ -125,6 +126,9 @@ class FakeControl:
 
     def _get_status(self, request: fleet_pb2.GetStatusRequest, context: Any) -> fleet_pb2.FleetStatus:
         self._lead(context)
+        if self.blinks:
+            self.blinks -= 1
+            self._not_active(context, "")
         return self.status
 
     def _list_proxies(self, request: fleet_pb2.ListProxiesRequest, context: Any) -> fleet_pb2.ListProxiesResponse:

@@ -139,9 +139,12 @@ def test_a_lease_lost_while_it_waits_begins_no_second_probe(
     run: Run, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("narwhal.cli.client.LOOK_S", 0.05)
-    monkeypatch.setattr("narwhal.cli.commands.probe.notice", lambda _: setattr(control, "standby_of", ""))
+    # It leads again at once: whoever asked anew would find it active.
+    monkeypatch.setattr("narwhal.cli.commands.probe.notice", lambda _: setattr(control, "blinks", 1))
     control.probing.set()
-    assert run("probe", "decode-1").code == 3
+    ran = run("probe", "decode-1")
+    assert (ran.code, control.blinks) == (3, 0)
+    assert "not active, knows no active, while the probe was waited for; it may go on" in ran.err
     assert len(control.probes) == 1
 
 
