@@ -131,6 +131,15 @@ async def test_tokens_that_a_restart_of_etcd_forgets_are_asked_for_again(guarded
         assert not lease.lost
 
 
+async def test_a_token_that_has_run_out_is_asked_for_again(guarded: Etcd) -> None:
+    async with opened(guarded, **LOGIN) as make:
+        store = await make()
+        lease = await led(store)
+        store._connection._connected().metadata = (("token", "run.out"),)
+        await store.save(lease, b"document")
+        assert await store.load() == b"document"
+
+
 async def test_a_change_of_users_while_it_runs_is_no_failure(guarded: Etcd) -> None:
     async with opened(guarded, **LOGIN) as make:
         store = await make()
