@@ -121,14 +121,15 @@ class Rig:
         """Answer every check and transfer of gates until nothing more is asked; returns all effects of the answers."""
         waiting, seen = list(effects), list[Effect]()
         while waiting:
-            asked = waiting.pop(0)
-            if isinstance(asked, RunCheck):
-                seen += (more := self.answer_check(asked))
-                waiting += more
-            elif isinstance(asked, RunTransfer):
-                seen += (more := self.answer_transfer(asked))
-                waiting += more
+            seen += (more := self.pass_one(waiting.pop(0)))
+            waiting += more
         return seen
+
+    def pass_one(self, asked: Effect, verdict: Verdict | None = None) -> tuple[Effect, ...]:
+        """Answer one check, as `checks` says unless told otherwise, or one transfer."""
+        if isinstance(asked, RunCheck):
+            return self.answer_check(asked, verdict)
+        return self.answer_transfer(asked) if isinstance(asked, RunTransfer) else ()
 
     def publish(self) -> tuple[Effect, ...]:
         """What is decided goes out to the proxies."""
