@@ -74,6 +74,25 @@ async def test_case_H2_an_engine_may_be_killed_at_the_instant_it_is_ready_to_sto
     assert not seen.broken
 
 
+@pytest.mark.rule("R4")
+@pytest.mark.case("H2")
+async def test_case_H2_a_producer_waits_for_those_that_are_still_to_read_from_it(stage: Stage) -> None:
+    """Decode engines that take their time before they read: no leg runs on the producer, and yet it is needed."""
+    stage.write_fleet("p1", "p2", "d1")
+    running = {name: await stage.engines(name) for name in ("p1", "p2", "d1")}
+    serve = await stage.serve()
+    await stage.post(
+        f"http://127.0.0.1:{stage.ports['d1']}/sim/fault", {"mode": "delay", "seconds": 1.0, "phase": "decode"}
+    )
+    async with load(serve.at["http"], clients=8) as seen:
+        await until(lambda: seen.served >= 8, "load runs")
+        code, _, err = await ctl(serve.at["grpc"], "drain", "p1", "--wait", "--deadline", "60")
+        await kill(running["p1"])
+        assert code == 0, err
+        await more(seen, 16, "requests go on")
+    assert set(seen.statuses) == {200}
+
+
 @pytest.mark.rule("R4", "R5", "S2", "S6")
 async def test_a_drain_survives_kills_a_reload_and_a_restart_of_everything(stage: Stage) -> None:
     stage.write_fleet(*FLEET)
