@@ -164,12 +164,23 @@ class Blame:
     def _unknowable(self, term: "Term", record: Record) -> bool:
         """Whether control heard nothing of the engine from anybody: it cannot know that it is itself cut off when
         it asks one engine only, or when no proxy had a success since the sweep before (spec L4)."""
-        if record.fields.get("cause") != Cause.LIVENESS or not self.watch.control_in_trouble(LINGER_S):
+        cause = record.fields.get("cause")
+        if cause == Cause.OPERATOR:
+            return True
+        if cause == Cause.INFERENCE_PROBE and self._flickers(record.engine):
+            return True
+        if cause != Cause.LIVENESS or not self.watch.control_in_trouble(LINGER_S):
             return False
         core = term.control.plan.core
         since = self.watch.recounts[term].success_at.get(record.engine, -LINGER_S)
         heard = self.watch.world.now - since < 0.9 * core.liveness_every * core.monitor_interval_s
         return len(term.control.engines) - len(self.watch.out) < 2 or not heard
+
+    def _flickers(self, engine: str) -> bool:
+        """Whether another engine fails some legs and not others: one that works when it is asked and fails when it
+        reads a handoff looks like the producer's fault."""
+        now = self.watch.world.now
+        return any(now < e.flickered_at + LINGER_S for e in self.watch.engines.values() if e.name != engine)
 
     def term_began(self) -> None:
         """Another term: holds that it resumed are judged from now on."""
@@ -192,7 +203,8 @@ class Blame:
         """An engine that answers nobody is out of placement in time, without any traffic (spec L2)."""
         core = term.control.plan.core
         period_s = core.liveness_every * core.monitor_interval_s
-        bound_s = (core.liveness_misses + 2) * (period_s + core.health_timeout_s)
+        # Gone just after a sweep; one sweep more where most miss and had successes a moment before (spec L4).
+        bound_s = (core.liveness_misses + 2) * period_s + core.health_timeout_s + 3.0
         placement = term.control.publisher.placement
         for name, engine in self.watch.engines.items():
             gone = Trouble.DOWN in engine.troubles or Trouble.HANG in engine.troubles

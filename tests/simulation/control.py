@@ -100,13 +100,17 @@ class Control(Node):
 
     def kill(self) -> None:
         """kill -9. A lease of the kernel's is free at once, another when its time is over."""
+        if not self.alive:
+            return
         self._stop("killed")
         self.die()
         if not self.store.ttl_s:
             self.store.release(self.name)
 
     def restart(self) -> None:
-        """The process starts again, with --resume."""
+        """The process starts again, with --resume; one that runs already is left alone."""
+        if self.alive:
+            return
         self.alive = True
         self._highest_epoch = 0
         self.say("starts again")

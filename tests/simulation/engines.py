@@ -33,6 +33,8 @@ class Trouble(StrEnum):
     EMPTY = "marker without token"
     BAD_HANDOFF = "unusable handoff"
     DEAD_GENERATION = "dead generation"  # health 200, nothing else answers
+    UNREADABLE = "unreadable"  # prefill works, and who reads its KV gets an error
+    MUTE_KV = "mute kv"  # prefill works, and who reads its KV waits
     SICK_HEALTH = "sick health"  # health 500, generation works
     MUTE_HEALTH = "mute health"  # health says nothing, generation works
 
@@ -145,6 +147,7 @@ class Engine(Node):
         self.met: set[str] = set()  # readers that have read from it
         self.open: dict[Wire, None] = {}  # in the order they came, so that a seed is a run
         self.sick_at = -1e9  # when something was wrong with it last
+        self.flickered_at = -1e9  # when a trouble that not every request meets was met last
 
     # --- its life -------------------------------------------------------------------------------------------------
 
@@ -204,7 +207,10 @@ class Engine(Node):
 
     def _meets(self, kind: Trouble) -> bool:
         share = self.troubles.get(kind)
-        return share is not None and (share >= 1.0 or self.world.rng.random() < share)
+        if share is not None and share < 1.0:
+            self.flickered_at = self.world.now
+            return self.world.rng.random() < share
+        return share is not None
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -292,12 +298,14 @@ class Engine(Node):
             self._generate(wire)
             return
         producer = self.peers[handoff.producer]
-        if producer.paused or self.network.cut(self.name, producer.name):
+        if producer.paused or Trouble.MUTE_KV in producer.troubles or self.network.cut(self.name, producer.name):
             self.after(0.5, self._pull, wire)  # it waits for as long as the producer does not answer
         elif not producer.alive:
             self._no_kv(wire, 0.01)
         elif producer.life != handoff.process or self.name in producer.poisoned:
             self._no_kv(wire, UNKNOWN_PEER_S)
+        elif Trouble.UNREADABLE in producer.troubles:
+            self._no_kv(wire, 0.05)
         else:
             handoff.pulled = True
             producer.met.add(self.name)

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
+from narwhal.control.core.events import EjectCommand, ProbeCommand
 from narwhal.vocabulary import Stage
 from tests.simulation.engines import Engine, Trouble
+from tests.simulation.operators import Operator
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 # After a fault between others that nobody can tell from an engine's own.
 UNSURE_S = 90.0
 LASTING_S = (5.0, 40.0)
+GONE = (Trouble.DOWN, Trouble.HANG)
+UNREAD = (Trouble.UNREADABLE, Trouble.MUTE_KV)
 SHARED = frozenset({Trouble.RESET, Trouble.HTTP_500, Trouble.HTTP_503, Trouble.BUSY, Trouble.CUT, Trouble.SILENT})
 
 
@@ -82,10 +86,12 @@ def rng_start(rng: Random) -> float:
 def engine_trouble(faults: Faults, lasts_s: float) -> None:
     """One engine has one trouble."""
     rng, engine = faults.rng, faults.an_engine()
-    kind = rng.choice(list(Trouble))
+    kind = rng.choice((*Trouble, *(*GONE, *UNREAD) * 2))
     if engine.sick:
         return
     share = rng.choice((1.0, 1.0, 0.6)) if kind in SHARED else 1.0
+    if kind in GONE and rng.random() < 0.5:
+        lasts_s += 40.0  # long enough for sweeps to find it out alone
     if kind is Trouble.SLOW:
         engine.slow_factor = rng.choice((5.0, 30.0, 300.0))
     engine.trouble(kind, share)
@@ -132,6 +138,28 @@ def pair_cut(faults: Faults, lasts_s: float) -> None:
     faults.last(lasts_s, f"{one} and {other} cut", lambda: network.mend(one, other))
 
 
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def drained(faults: Faults, lasts_s: float) -> None:
+    """An operator drains one engine, or all; restarts what is ready to stop, or what is late; undrains it."""
+    rng, sim = faults.rng, faults.sim
+    names = sorted(sim.engines) if rng.random() < 0.2 else [rng.choice(sorted(sim.engines))]
+    operator = Operator(sim, tuple(names), give_up_s=lasts_s, restart=rng.random() < 0.7)
+    faults.last(lasts_s, f"{' and '.join(names)}: drained", operator.stop)
+    operator.begin()
+
+
+def ejected_by_hand(faults: Faults, _lasts_s: float) -> None:
+    """An operator ejects an engine, or has it probed."""
+    sim, engine = faults.sim, faults.rng.choice(sorted(faults.sim.engines))
+    command = faults.rng.choice((EjectCommand(engine=engine, reason="by hand"), ProbeCommand(engine=engine)))
+    active = sim.active()
+    if active is not None and active.term is not None:
+        active.term.command(command)
+    faults.last(1.0, f"{engine}: {type(command).__name__}", lambda: None)
+
+
 # --- control and store ------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +177,34 @@ def control_killed(faults: Faults, lasts_s: float) -> None:
         control.restart()
 
     faults.last(faults.rng.choice((0.1, lasts_s)), f"{control.name}: killed", end)
+
+
+def takeover_behind_a_cut(faults: Faults, lasts_s: float) -> None:
+    """Proxies are cut from the active process for less than they would notice; meanwhile it decides, and dies.
+
+    What it had sent reaches them after its successor has spoken.
+    """
+    sim, rng = faults.sim, faults.rng
+    control = sim.active()
+    if control is None or control.term is None or not control.alive or control.paused:
+        return
+    for proxy in sim.proxies:
+        sim.network.sever(proxy.name, control.name)
+    control.term.command(EjectCommand(engine=rng.choice(sorted(sim.engines)), reason="by hand"))
+    faults.around_control(True)
+    sim.world.after(0.1, control.kill)
+
+    def mend() -> None:
+        for proxy in sim.proxies:
+            sim.network.mend(proxy.name, control.name)
+
+    sim.world.after(4.5, mend)
+
+    def end() -> None:
+        faults.around_control(False)
+        control.restart()
+
+    faults.last(max(6.0, lasts_s), f"{control.name}: decides behind a cut and is killed", end)
 
 
 def control_frozen(faults: Faults, lasts_s: float) -> None:
@@ -330,10 +386,14 @@ KINDS: tuple[Callable[[Faults, float], None], ...] = (
     pair_cut,
     control_killed,
     control_killed,
+    takeover_behind_a_cut,
     control_frozen,
     control_cut_from_engines,
     control_cut_from_engines,
     control_cut_from_store,
+    drained,
+    drained,
+    ejected_by_hand,
     store_failing,
     answers_lost,
     stage_failing,

@@ -17,13 +17,13 @@ from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.settings import CoreSettings
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, ProxyKey
-from narwhal.vocabulary import HARD_HOLDS, Phase
+from narwhal.vocabulary import HARD_HOLDS, Hold, Phase
 from tests.simulation.blame import Blame, Recount
 from tests.simulation.engines import Engine
 from tests.simulation.ledger import Ledger
 from tests.simulation.prober import Prober
 from tests.simulation.store import Document, Store
-from tests.simulation.truth import Totals, ejected_in, resumed
+from tests.simulation.truth import Totals, ejected_in, holds_in, resumed
 from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tests.simulation.proxies import Proxy
     from tests.simulation.requests import Leg
     from tests.simulation.term import Term
+
+DRAINED = "a drained engine has no work"
 
 
 class Watch:
@@ -47,6 +49,8 @@ class Watch:
         self.blame = Blame(self)
         self.recounts: dict[Term, Recount] = {}
         self.out: dict[str, tuple[int, float]] = {}  # ejected engines → their incarnation, and when
+        self.settled: set[str] = set()  # engines that were reported ready to stop
+        self._settling: set[str] = set()  # the same, when the drain itself may not be stored yet
         self.trouble_at: float | None = None  # when something was wrong around control last; None: it is now
         self.resumes = 0
         self._seen: dict[ProxyKey, tuple[int, int]] = {}
@@ -75,8 +79,16 @@ class Watch:
             raise Violation("no lower epoch is accepted", f"{proxy.name} has seen {before}, applies {placement.order}")
         self._seen[proxy.key] = placement.order
 
+    def met(self, proxy: "Proxy", epoch: int) -> None:
+        """A proxy takes the word of a control process of this epoch."""
+        seen, _ = self._seen.get(proxy.key, (0, 0))
+        if epoch < seen:
+            raise Violation("no lower epoch is accepted", f"{proxy.name} has seen epoch {seen}, believes {epoch}")
+
     def leg_begun(self, proxy: "Proxy", leg: "Leg") -> None:
         """A leg starts."""
+        if leg.entry.id in self.settled:
+            raise Violation(DRAINED, f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}, which is ready to stop")
         placement = proxy.held.placement
         entry = placement.engines.get(leg.entry.id) if placement is not None else None
         if entry is None or not _permits(entry, leg.phase, proxy.now()):
@@ -109,6 +121,7 @@ class Watch:
         self.recounts = {term: Recount(term)}
         self.blame.term_began()
         self.out = {}
+        self._settling = set()
         if document is not None:
             self.resumes += 1
             resumed(term, document)
@@ -138,6 +151,17 @@ class Watch:
         self.blame.recorded(term, record)
         if record.kind is EventKind.ENGINE_EJECTED:
             self.out[record.engine] = (term.fleet.incarnations()[record.engine], self.world.now)
+        elif record.kind is EventKind.DRAIN_SETTLED:
+            self._ready_to_stop(record.engine)
+        elif record.kind in (EventKind.ENGINE_READMITTED, EventKind.ENGINE_JOINED):
+            self.settled.discard(record.engine)
+            self._settling.discard(record.engine)
+
+    def _ready_to_stop(self, engine: str) -> None:
+        for proxy in self.proxies:
+            if proxy.alive and (proxy.inflight[engine] or proxy.unread[engine]):
+                raise Violation(DRAINED, f"{engine} is ready to stop, and {proxy.name} has work there")
+        self._settling.add(engine)
 
     def ticked(self, term: "Term") -> None:
         """A stage of a pass is done."""
@@ -192,6 +216,10 @@ class Watch:
 
     def stored(self, document: Document) -> None:
         """The store has a newer document."""
+        # A command is answered once what it decided is stored: only then has anybody been told.
+        told = {e for e in self._settling if {Hold.DRAIN, Hold.MAINTENANCE} & holds_in(document.state, e)}
+        self.settled |= told
+        self._settling -= told
         held = ejected_in(document.state)
         for engine, (incarnation, at) in self.out.items():
             saved = document.state.engines[engine].incarnation

@@ -142,6 +142,7 @@ class Link:
         now = proxy.now()
         try:
             held.meet(named.epoch)
+            proxy.watch.met(proxy, named.epoch)
             proxy.follow(self)
             if message.HasField("snapshot"):
                 placement = snapshot_from_wire(message.snapshot, now=now)
@@ -161,8 +162,9 @@ class Link:
         self._acknowledge(stream)
 
     def _acknowledge(self, stream: Stream) -> None:
-        order = self.proxy.held.order
-        stream.up.send("ack", *order, dict(self.proxy.inflight))
+        proxy = self.proxy
+        unread = {engine: count for engine, count in proxy.unread.items() if count}
+        stream.up.send("ack", *proxy.held.order, dict(proxy.inflight), unread)
 
 
 class Reporting:

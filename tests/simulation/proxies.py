@@ -57,6 +57,7 @@ class Proxy(Node):
         self.admission = Admission()
         self.budget = RetryBudget(10.0)
         self.inflight: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()  # engine → its KV handoffs that no decode leg has read yet
         self.heard: dict[str, float] = {}  # engine → when it last gave anything
         self.running: dict[Request, None] = {}
         self.told, self.ended, self.retries = Counter(), Counter(), 0

@@ -1,6 +1,6 @@
 """Control's side of the placement streams: a snapshot first, then changes; heartbeats; an end to whoever is silent."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from narwhal._pb import placement_pb2
 from narwhal.control.core.events import ProxyAcked, ProxyConnected, ProxyLost, ProxyNacked
@@ -91,7 +91,7 @@ class Publisher:
 
     # --- what proxies say -----------------------------------------------------------------------------------------
 
-    def hear(self, stream: Stream, kind: str, *rest: object) -> None:
+    def hear(self, stream: Stream, kind: str, *rest: Any) -> None:
         """One message of a proxy."""
         side = stream.control_side
         if kind == "hello" and isinstance(rest[0], ProxyKey) and isinstance(rest[1], int):
@@ -106,7 +106,7 @@ class Publisher:
             epoch, version, reason = rest
             side.needs_snapshot = True
             self.control.after(SNAPSHOT_AGAIN_S, self._again, side)
-            nacked = ProxyNacked(proxy=side.hello.proxy, epoch=epoch, version=version, reason=str(reason))  # type: ignore[arg-type]
+            nacked = ProxyNacked(proxy=side.hello.proxy, epoch=epoch, version=version, reason=reason)
             self.control.post(nacked)
         elif kind == "ack":
             self._acked(side, *rest)
@@ -135,12 +135,11 @@ class Publisher:
         if subscriber.needs_snapshot and self.proxies.get(subscriber.hello.proxy.id) is subscriber:
             self.snapshot(subscriber)
 
-    def _acked(self, side: Subscriber, epoch: object, version: object, resident: object) -> None:
+    def _acked(self, side: Subscriber, epoch: Any, version: Any, resident: Any, unread: Any) -> None:
         published = self.placement
-        if not isinstance(epoch, int) or not isinstance(version, int) or not isinstance(resident, dict):
-            raise AssertionError("no acknowledgement")
         if published is None or epoch > published.epoch:
             return
         if (epoch, version) > published.order:
             raise AssertionError(f"{side.hello.proxy} acknowledged {epoch}.{version}, which was never published")
-        self.control.post(ProxyAcked(proxy=side.hello.proxy, epoch=epoch, version=version, resident=resident))
+        proxy = side.hello.proxy
+        self.control.post(ProxyAcked(proxy=proxy, epoch=epoch, version=version, resident=resident, unread=unread))

@@ -116,6 +116,7 @@ class Leg:
                 self.kind = LegKind.STREAM
                 self.quiet_s = proxy.plan.read_timeout_s
                 self.request.output = True
+                self.request.read()
                 self._rearm()
         elif seen is Seen.MARKER:
             done = Outcome.STREAM_COMPLETE if self.tokens else Outcome.MARKER_WITHOUT_TOKEN
@@ -156,6 +157,7 @@ class Request:
         self.handoff: Handoff | None = None
         self.producer: EngineEntry | None = None
         self.leg: Leg | None = None
+        self.unread = ""  # the producer whose handoff has not been read yet
         self.ends = 0
         self.done: Callable[[RequestResult], None] = lambda _: None
 
@@ -181,6 +183,7 @@ class Request:
             raise Violation("a request ends once", f"request {self.number} ended {self.ends} times, now {result}")
         if self.leg is not None:
             raise Violation("a request ends once", f"request {self.number} ended while a leg runs")
+        self.read()
         self.proxy.tell_request(result, self.attempt.retries)
         self.done(result)
 
@@ -199,6 +202,7 @@ class Request:
                 if self.output:
                     raise Violation("no retry after output", f"request {self.number} is retried after output")
                 self.handoff = None
+                self.read()
                 self.proxy.after(step.until - self.proxy.now(), self._resume)
             case Fail():
                 self.proxy.say(f"{self.number} fails: {step.fault}")
@@ -274,7 +278,8 @@ class Request:
         proxy = self.proxy
         if leg.phase is Phase.PREFILL and isinstance(value, Handoff):
             proxy.tell(leg.entry, leg.phase, Outcome.HANDOFF)
-            self.handoff, self.producer = value, leg.entry
+            self.handoff, self.producer, self.unread = value, leg.entry, leg.entry.id
+            proxy.unread[self.unread] += 1
             self._perform(self.attempt.prefilled(leg.entry.id, proxy.now()))
             return
         self._pulled(leg)
@@ -282,7 +287,14 @@ class Request:
         self.output = True
         self._perform(self.attempt.answered())
 
+    def read(self) -> None:
+        """The handoff has been read, or will not be: its producer may go (spec R4)."""
+        if self.unread:
+            self.proxy.unread[self.unread] -= 1
+            self.unread = ""
+
     def _pulled(self, leg: Leg) -> None:
+        self.read()
         if leg.phase is Phase.DECODE and self.producer is not None:
             self.proxy.saw_pull(self.producer, leg.entry)
 

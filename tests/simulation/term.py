@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from narwhal.control.core.events import (
+    Command,
+    CommandRefusedError,
     Effect,
     Input,
     PassEnded,
@@ -74,6 +76,17 @@ class Term:
         self.post(Reported(batch=batch))
         if not self.over:
             self._waiting.append((self._mark(), durable))
+
+    def command(self, event: Command) -> bool:
+        """An operator's command; whether it was not refused."""
+        if not self.may_act():
+            return False
+        try:
+            self.post(event)
+        except CommandRefusedError as refused:
+            self.control.say(f"refuses a command: {refused}")
+            return False
+        return True
 
     def may_act(self) -> bool:
         """The fence: asked before anything that others could see."""

@@ -101,6 +101,11 @@ def _kept(holds: tuple[object, ...], elapsed_s: float) -> set[Hold]:
     return kept
 
 
+def holds_in(state: SavedFleet, engine: str) -> set[Hold]:
+    """The holds of an engine that a document has."""
+    return {hold.kind for hold in state.engines[engine].holds}
+
+
 def ejected_in(state: SavedFleet) -> dict[str, int]:
     """The engines that a document holds as ejected → their incarnation."""
     return {
