@@ -7,7 +7,8 @@ nobody's fault, merge into one run for as long as no failure of that engine come
 
 Memory stays bounded while control is away. Up to `kept` runs wait in full. Beyond that the older half gives up its
 order and its details and becomes counts per engine, phase and outcome under incarnation 0, which no engine has: totals
-stay exact, and control judges an engine by the newest runs only, whose order is whole.
+stay exact. The last success of each kind there keeps its place: failures from before and after the half would else look
+like failures in a row. Control thereby judges an engine by the newest runs, and never more harshly than it deserves.
 """
 
 from collections import deque
@@ -49,7 +50,7 @@ class Backlog:
     def __init__(self, proxy: ProxyKey, *, kept: int = RUNS_KEPT) -> None:
         self.proxy = proxy
         self.unacknowledged = 0  # outcomes of legs, sent or not
-        self._kept = kept
+        self._kept = self._limit = kept
         self._sequence = 0
         self._sent: deque[Batch] = deque()
         self._ordered: deque[_Pending] = deque()
@@ -127,7 +128,7 @@ class Backlog:
 
     def _append(self, pending: _Pending) -> None:
         self._ordered.append(pending)
-        if len(self._ordered) > self._kept:
+        if len(self._ordered) > self._limit:
             self._fold()
 
     def _is_growing(self, pending: _Pending) -> bool:
@@ -155,11 +156,15 @@ class Backlog:
         return counts
 
     def _fold(self) -> None:
-        """Turn the older half of the runs into counts. What still grows is the newest word on its engine and stays."""
+        """Turn the older half of the runs into counts, but for what still grows and the last success of each kind."""
         older = [self._ordered.popleft() for _ in range(len(self._ordered) // 2)]
-        self._ordered.extendleft(reversed([pending for pending in older if self._is_growing(pending)]))
+        last = {(p.engine, p.phase, p.incarnation, p.outcome): p for p in older if p.failure is None}
+        staying = {id(pending) for pending in last.values()}
+        self._ordered.extendleft(reversed([p for p in older if id(p) in staying]))
+        # However many kinds there are: each folding is to rid us of a quarter of the runs at least.
+        self._limit = max(self._kept, 4 * len(staying))
         for pending in older:
-            if self._is_growing(pending):
+            if id(pending) in staying:
                 continue
             key = (pending.engine, pending.phase, pending.outcome)
             into = self._folded.get(key)
