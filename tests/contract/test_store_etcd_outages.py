@@ -50,6 +50,7 @@ async def bounded_failure(store: EtcdStore, call: Callable[[], Awaitable[Any]]) 
     with pytest.raises(StoreError) as caught:
         await call()
     assert boottime() - began < settings.bound_s + settings.call_s + BUSY_S
+    assert type(caught.value) is StoreError
     return caught.value
 
 
@@ -251,6 +252,15 @@ async def test_two_dead_members_named_first_do_not_hide_the_third(three: Etcd) -
             assert await store.load() == b"document"
             deadline = lease.valid_until
             await until(lambda: lease.valid_until > deadline, "renewals go on")
+
+
+async def test_with_no_member_at_all_the_words_name_each_and_stay_the_same(three: Etcd) -> None:
+    endpoints = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    async with opened(three, ttl_s=TTL_S, endpoints=endpoints) as make:
+        store = await make()
+        told = {str(await bounded_failure(store, store.load)) for _ in range(3)}
+        assert len(told) == 1
+        assert all(f"etcd at {endpoint}: " in told.copy().pop() for endpoint in endpoints)
 
 
 # --- this process -----------------------------------------------------------------------------------------------------

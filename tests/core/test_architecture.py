@@ -98,6 +98,14 @@ def test_generated_code_is_seen_by_wire_and_servicers_only() -> None:
                 assert named(path) in SEES_PROTOBUF | clients, f"{path}:{line}: imports {module}"
 
 
+def test_only_the_etcd_store_knows_its_client() -> None:
+    store = PACKAGE / "control" / "store"
+    for path in sources():
+        for module, line, _ in imports(path):
+            if module.split(".")[0] == "etcd3":
+                assert path.parent == store and path.name.startswith("etcd"), f"{path}:{line}: imports {module}"
+
+
 def test_nothing_but_the_clock_imports_time() -> None:
     for path in sources():
         if path == PACKAGE / "clock.py" or path.is_relative_to(PACKAGE / "sim"):

@@ -23,6 +23,7 @@ from narwhal.control.store.etcd_client import (
     Connection,
     EtcdSettings,
     Keys,
+    NotThere,
     State,
     Unanswered,
     check_files,
@@ -142,7 +143,14 @@ class EtcdStore:
             sleep=sleep_using_event(self._closing),
             reraise=True,
         )
-        return await self._thread.run(lambda: retrying(call))
+
+        def bounded() -> T:
+            try:
+                return retrying(call)
+            except (Unanswered, NotThere) as error:
+                raise StoreError(str(error)) from error
+
+        return await self._thread.run(bounded)
 
     def _guards(self, held: Held) -> list[Any]:
         # The value holds the epoch and the acquisition's token beside what the revision says.

@@ -104,14 +104,17 @@ class Connection:
         self._lock = threading.Lock()
         self._client: Any = None
         self._endpoint = ""
+        self._troubles: dict[str, str] = {}  # of each member since the last answer of any
         self._closed = False
 
     def call(self, ask: Callable[[Any], T]) -> T:
         """What `ask` makes of the client. Raises Unanswered, NotThere or another StoreError."""
         try:
-            return ask(self._connected())
+            answer = ask(self._connected())
         except (grpc.RpcError, Etcd3Exception, ValueError) as error:
             raise self._understood(error) from error
+        self._troubles.clear()
+        return answer
 
     @property
     def endpoint(self) -> int:
@@ -204,7 +207,8 @@ class Connection:
         cause = error if isinstance(error, grpc.RpcError) else error.__context__
         code = cause.code() if isinstance(cause, grpc.RpcError) else None
         details = (cause.details() or "") if isinstance(cause, grpc.RpcError) else str(error)
-        words = f"etcd at {self._endpoint}: {details or type(error).__name__}"
+        details = details or type(error).__name__
+        words = f"etcd at {self._endpoint}: {details}"
         if code is grpc.StatusCode.NOT_FOUND:
             return NotThere(words)
         if _FULL in details:
@@ -212,12 +216,14 @@ class Connection:
                 f"etcd at {self._endpoint} is full and refuses every write (NOSPACE): compact and defragment it, then "
                 f"disarm the alarm"
             )
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            words = f"etcd at {self._endpoint} did not answer within {self._timeout_s:.2g} s"
-        elif code in _REFUSALS and not any(stale in details for stale in (*_STALE_TOKEN, _BUSY)):
+        if code in _REFUSALS and not any(passing in details for passing in (*_STALE_TOKEN, _BUSY)):
             return StoreError(words)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            details = f"no answer within {self._timeout_s:.2g} s"
+        self._troubles[self._endpoint] = details
         self.drop()
-        return Unanswered(words)
+        # Of every member that was tried: the same words for as long as nothing changes.
+        return Unanswered("; ".join(f"etcd at {member}: {self._troubles[member]}" for member in sorted(self._troubles)))
 
 
 def check_files(settings: EtcdSettings) -> None:
