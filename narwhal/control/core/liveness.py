@@ -37,6 +37,7 @@ class Sweep:
 
     asked: int
     answer_due: float
+    heard: set[str]  # engines that proxies had successes from between the sweep before and this one
     waiting: dict[str, int] = field(default_factory=dict)  # engine → number of its probe
     silent: dict[str, str] = field(default_factory=dict)  # engine → what was seen
 
@@ -51,7 +52,7 @@ class Liveness:
         self._due = now + self._period_s
         self._turn = 0
         self._sweep: Sweep | None = None
-        self._heard: set[str] = set()  # engines that proxies had successes from since the sweep before
+        self._heard: set[str] = set()  # engines that proxies had successes from since the last sweep began
         self.cut_off = False  # as the last sweep says; until the next, silence is control's own (spec L4)
 
     @property
@@ -86,7 +87,9 @@ class Liveness:
         turn = self._turn % len(engines)
         self._turn += 1
         decisions: list[Decision] = []
-        sweep = Sweep(asked=len(engines), answer_due=now)
+        # What proxies tell while a sweep waits for an engine that hangs speaks for the sweep after it, too.
+        heard, self._heard = self._heard, set()
+        sweep = Sweep(asked=len(engines), answer_due=now, heard=heard)
         for engine in engines[turn:] + engines[:turn]:
             effect, due = self._asker.health(engine, now=now, identity=True)
             sweep.waiting[engine.id] = effect.number
@@ -131,7 +134,7 @@ class Liveness:
     def _end(self, sweep: Sweep, *, now: float) -> list[Decision]:
         """Every answer is in, or lost: count the misses, unless it is control that hears nothing (spec L4)."""
         self._sweep = None
-        heard, self._heard = self._heard, set()
+        heard = sweep.heard | self._heard
         missed = {e: why for e, why in sweep.silent.items() if self._in_service(e)}
         most = len(missed) >= 2 and len(missed) * 2 > sweep.asked
         excused = {e for e in missed if most and e in heard}
@@ -166,6 +169,7 @@ class Liveness:
         """The engine is out, or gone: the open sweep does not wait for it."""
         self._heard.discard(engine)
         if self._sweep is not None:
+            self._sweep.heard.discard(engine)
             self._sweep.waiting.pop(engine, None)
             self._sweep.silent.pop(engine, None)
 
