@@ -230,10 +230,10 @@ def test_only_those_that_proxies_had_successes_from_are_excused() -> None:
 def test_successes_told_while_a_sweep_waits_for_one_that_hangs_speak_for_the_next_sweep_too() -> None:
     rig = rig_of(liveness_every=10)
     everybody = ("p1", "p2", "p3", "d1", "d2", "d3")
-    for number in range(3):
+    for told in (True, False):
         probes = sweep(rig)
         answer(rig, [p for p in probes if p.engine != "d3"], *everybody)
-        if number != 1:
+        if told:
             proxies_succeed(rig, "p1", "p2", "p3", "d1", "d2")  # before the last answer is in
         answer(rig, [p for p in probes if p.engine == "d3"], "d3", outcome=Outcome.READ_TIMEOUT)
     assert all(rig.engine(e).misses == 0 for e in ("p1", "p2", "p3", "d1", "d2"))
