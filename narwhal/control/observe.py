@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import Answer, CheckAnswered, EventKind, HealthAnswered, Record
+from narwhal.control.core.events import Answer, CheckAnswered, EventKind, HealthAnswered, Record, TransferAnswered
 from narwhal.control.core.evidence import Action
-from narwhal.vocabulary import Outcome, Verdict
+from narwhal.control.core.transfers import Fault, judged
+from narwhal.vocabulary import Check, Outcome, Verdict
 
 # Kinds that an operator may have to act on; everything else is information.
 _WARNINGS = frozenset(
@@ -84,6 +85,9 @@ class Observer:
                 self.count("probes_total", answer.engine, answer.check, answer.result.verdict)
             case HealthAnswered():
                 self.count("probes_total", answer.engine, Action.HEALTH_PROBE, _verdict(answer.outcome))
+            case TransferAnswered():
+                fault = judged(answer.produced, answer.consumed).fault
+                self.count("probes_total", answer.engine, Check.KV_TRANSFER, _TRANSFERRED.get(fault, Verdict.FAIL))
 
     def count(self, name: str, *labels: str) -> None:
         """Adds one to a counter. The first label is the engine."""
@@ -133,6 +137,9 @@ class Observer:
                         await news.wait()
                 except TimeoutError:
                     return
+
+
+_TRANSFERRED = {Fault.NONE: Verdict.PASS, Fault.UNKNOWN: Verdict.INCONCLUSIVE}
 
 
 def _verdict(outcome: Outcome | None) -> Verdict:
