@@ -99,6 +99,7 @@ class EngineConnection(asyncio.Protocol):
         "kind",
         "paused",
         "quiet_s",
+        "quiet_since",
         "reused",
         "url",
     )
@@ -136,6 +137,7 @@ class EngineConnection(asyncio.Protocol):
         self.kind = LegKind.PREFILL
         self.due = self.deadline = math.inf  # nothing is late before a request is sent
         self.quiet_s = 0.0
+        self.quiet_since = 0.0  # since when nothing has come for the request that runs, as the watchdog saw it; or 0
 
     # --- used by the leg ---
 
@@ -173,7 +175,7 @@ class EngineConnection(asyncio.Protocol):
         self.due = due
         self.quiet_s = quiet_s
         self.deadline = deadline
-        self.idle_since = 0.0
+        self.idle_since = self.quiet_since = 0.0
         self._stream = stream
         self._sink = None
         self._head = b""
@@ -246,6 +248,8 @@ class EngineConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """The watchdog's look: push the due instant after bytes, end what is late."""
+        if self.heard or self.paused or not self.quiet_since:
+            self.quiet_since = now
         if self.heard or self.paused:
             self.heard = False
             if self.quiet_s:

@@ -23,6 +23,7 @@ from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.relay import FleetLoad, Relay, Shared
 from narwhal.proxy.seams import Feed, Inflight, Reporter
+from narwhal.proxy.vigil import Vigil
 from narwhal.proxy.witness import Witness
 from narwhal.vocabulary import NotReady, Phase, RequestResult
 
@@ -83,12 +84,15 @@ class DataPath:
         self._connector = connector
         self._exposition = exposition
         draws = draws if draws is not None else random.Random()
+        witness = Witness(reporter, self.metrics, clock)
+        self.vigil = Vigil(lambda: feed.settings, lambda: feed.placement, self.legs.heard_at, witness)
         self._shared = Shared(
             feed=feed,
             inflight=self.inflight,
             legs=self.legs,
             connector=connector,
-            witness=Witness(reporter, self.metrics, clock),
+            witness=witness,
+            vigil=self.vigil,
             metrics=self.metrics,
             clock=clock,
             draws=draws,
@@ -350,7 +354,9 @@ class DataPath:
         self._wake(self.admission.close())
 
     def _tick(self, now: float) -> bool:
-        """Part of the watchdog's round: who has waited too long, or for an admission that has closed."""
+        """Part of the watchdog's round: legs that give nothing, and who has waited too long, or for an admission that
+        has closed."""
+        self.vigil.look(now)
         if self.admission.waiting:
             if self.not_ready():
                 self._send_away()

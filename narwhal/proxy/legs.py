@@ -116,6 +116,9 @@ class Legs:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.pairs = Pairs()
+        self.heard_at: dict[
+            str, float
+        ] = {}  # when anything last came from an engine, by its URL, as the watchdog saw it
         self.on_tick: Callable[[float], bool] | None = None  # says whether it wants to be called again
 
     @property
@@ -242,6 +245,8 @@ class Legs:
                 idle.pop(0).abort()
         for connection in list(self._all):
             if not connection.idle_since:
+                if connection.heard:
+                    self.heard_at[connection.url] = now
                 connection.check(now)
         again = self.on_tick is not None and self.on_tick(now)
         if again or self._all:

@@ -27,6 +27,7 @@ from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.seams import Feed, Inflight
 from narwhal.proxy.stream import StreamRelay
+from narwhal.proxy.vigil import Vigil, Watched
 from narwhal.proxy.witness import MAX_DETAIL, Leg, Witness
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
@@ -34,6 +35,7 @@ PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
 RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 
 _OK = 200
+_UNAVAILABLE = 503
 # The result of a decode leg whose handoff grew too old to be sent (spec V6): nothing was, and nobody is to blame.
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 
@@ -66,6 +68,7 @@ class Shared:
     legs: Legs
     connector: Connector
     witness: Witness
+    vigil: Vigil
     metrics: Metrics
     clock: Clock
     draws: random.Random
@@ -93,6 +96,7 @@ class Relay:
         "_shared",
         "_stream",
         "_unread",
+        "_watched",
         "fault",
         "stream_failed",
     )
@@ -118,6 +122,7 @@ class Relay:
         self._first_token_at = 0.0
         self._first_pull = False
         self._cut = False
+        self._watched: Watched | None = None
         self.fault: Fault | None = None
         self.stream_failed = False  # whether output had begun when it failed
 
@@ -204,8 +209,15 @@ class Relay:
             return Fault.NO_ENGINES
         now = self._shared.clock.monotonic()
         draw = self._shared.draws.random
-        chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()), avoid=step.avoid)
-        if chosen is None and step.avoid:
+        busy = self._shared.vigil.avoided(now)
+        if busy:
+            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy than one that failed.
+            able = {entry.id for entry in placement.candidates(step.phase, now=now)}
+            avoid = step.avoid | busy if able - step.avoid - busy else step.avoid
+        else:
+            avoid = step.avoid
+        chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()), avoid=avoid)
+        if chosen is None and avoid:
             # Those that it would rather have are at their limit; the ones it avoids are better than none.
             chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()))
         if chosen is not None:
@@ -280,12 +292,15 @@ class Relay:
             self._abandoned(leg)
             return self._attempt.answered()
         wait = result.header(b"retry-after")
+        named = RETRY_AFTER.fullmatch(wait)
+        if outcome is Outcome.HTTP_429 or (result.status == _UNAVAILABLE and named):
+            self._shared.vigil.detour(leg.entry.id, float(wait) if named else 0.0, now=self._shared.clock.monotonic())
         return self._failed(
             leg,
             LegEnd(
                 outcome,
                 result.status,
-                wait if RETRY_AFTER.fullmatch(wait) else "",
+                wait if named else "",
                 detail=f"HTTP {result.status}: {result.body[:MAX_DETAIL].decode('utf-8', 'replace')}",
             ),
         )
@@ -311,6 +326,9 @@ class Relay:
             raise
         finally:
             self._connection = None
+            if self._watched is not None:
+                shared.vigil.end(self._watched)
+                self._watched = None
             shared.inflight.end(entry.id)
 
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
@@ -344,6 +362,11 @@ class Relay:
             client.trace_line,
             len(body),
         )
+        producer = self._producer if leg.phase is Phase.DECODE else None
+        if self._watched is not None:
+            shared.vigil.end(self._watched)  # of a connection that was closed while it was being reused
+        self._watched = Watched(leg, connection, producer, client.request_id, step.attempt)
+        shared.vigil.begin(self._watched)
         limit_s, quiet_s = self._limits(leg.kind)
         return connection.start(
             head, body, leg.kind, due=now + limit_s, quiet_s=quiet_s, deadline=self._due, stream=stream

@@ -47,8 +47,14 @@ class Witness:
         self._metrics.leg(entry.id, phase, outcome)
         self._reporter.neutral(entry.id, phase, entry.incarnation, outcome)
 
+    def stalled(self, leg: Leg, *, quiet_s: float, producer: EngineEntry | None, request_id: str, attempt: int) -> None:
+        """The leg has given nothing for `quiet_s`, nor has its engine to any other leg. It goes on (spec F10)."""
+        end = LegEnd(Outcome.STALLED, detail=f"nothing came for {quiet_s:.1f} s")
+        self.failed(leg, end, producer=producer, request_id=request_id, attempt=attempt)
+
     def failed(self, leg: Leg, end: LegEnd, *, producer: EngineEntry | None, request_id: str, attempt: int) -> None:
-        """The leg failed. `producer`: where a decode leg's handoff came from; `request_id` is the client's."""
+        """The leg failed, or is suspected to. `producer`: where a decode leg's handoff came from; `request_id` is the
+        client's."""
         entry = leg.entry
         detail = end.detail[:MAX_DETAIL]
         log.warning(

@@ -1,0 +1,116 @@
+"""Watches the legs that run: suspicions of no forward progress (spec F10), the end of silent streams on engines that
+are ejected (V11), and the engines to step around for a while (V12).
+
+Decides: which leg is told of as stalled, which stream ends, which engine is avoided. It cannot see: other proxies
+(control asks them), nor whether a suspicion is right.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from narwhal.config import ProxySettings
+from narwhal.placement import EngineEntry, Placement
+from narwhal.proxy.attempt import LegEnd
+from narwhal.proxy.connection import EngineConnection
+from narwhal.proxy.outcome import LegKind
+from narwhal.proxy.witness import Leg, Witness
+from narwhal.vocabulary import Hold, Outcome
+
+LOOK_EVERY_S = 0.25  # bounds how late any of it is noticed
+# How a stream that has given nothing ends, by what it was waiting for.
+SILENT = {LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT, LegKind.STREAM: Outcome.STREAM_SILENT}
+# Spec V12: at least and at most so long, whatever the engine names.
+DETOUR_LEAST_S, DETOUR_MOST_S = 1.0, 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A leg that runs."""
+
+    leg: Leg
+    connection: EngineConnection
+    producer: EngineEntry | None
+    request_id: str  # the client's
+    attempt: int
+    told: bool = False
+
+
+class Vigil:
+    """The legs of one worker."""
+
+    def __init__(
+        self,
+        settings: Callable[[], ProxySettings],
+        placement: Callable[[], Placement | None],
+        heard_at: Mapping[str, float],
+        witness: Witness,
+    ) -> None:
+        """`heard_at`: when anything last came from an engine, by its URL."""
+        self._settings = settings
+        self._placement = placement
+        self._heard_at = heard_at
+        self._witness = witness
+        self._running: set[Watched] = set()
+        self._look_due = 0.0
+        self._detours: dict[str, float] = {}
+
+    @property
+    def running(self) -> int:
+        """Legs that are watched."""
+        return len(self._running)
+
+    def begin(self, watched: Watched) -> None:
+        """A leg's request is written."""
+        self._running.add(watched)
+
+    def end(self, watched: Watched) -> None:
+        """It has ended."""
+        self._running.discard(watched)
+
+    def look(self, now: float) -> None:
+        """Part of the watchdog's round."""
+        if now < self._look_due or not self._running:
+            return
+        self._look_due = now + LOOK_EVERY_S
+        recovery, placement = self._settings().recovery, self._placement()
+        for watched in list(self._running):
+            connection = watched.connection
+            quiet_s = now - connection.quiet_since if connection.quiet_since else 0.0
+            if connection.kind in SILENT and recovery.stall_s and quiet_s >= recovery.stall_s:
+                entry = placement.engines.get(watched.leg.entry.id) if placement is not None else None
+                if entry is not None and Hold.EJECTED in entry.holds:
+                    detail = f"silent for {quiet_s:.1f} s on an engine that is ejected"
+                    connection.settle(LegEnd(SILENT[connection.kind], detail=detail), abort=True)
+                    continue
+            limit_s = self._limit_s(connection.kind, recovery.stall_s, recovery.silent_leg_s)
+            # While the engine gives something to any other leg it is not the engine that gives nothing.
+            heard_s = now - self._heard_at.get(connection.url, 0.0)
+            if limit_s and not watched.told and quiet_s >= limit_s and heard_s >= limit_s:
+                watched.told = True
+                self._witness.stalled(
+                    watched.leg,
+                    quiet_s=quiet_s,
+                    producer=watched.producer,
+                    request_id=watched.request_id,
+                    attempt=watched.attempt,
+                )
+
+    @staticmethod
+    def _limit_s(kind: LegKind, stall_s: float, silent_leg_s: float) -> float:
+        """Seconds of silence that are suspicious; 0: none. Before the first token its deadline is what counts."""
+        if kind is LegKind.STREAM:
+            return stall_s
+        return 0.0 if kind is LegKind.FIRST_TOKEN else silent_leg_s
+
+    # --- engines to step around ---
+
+    def detour(self, engine: str, named_s: float, *, now: float) -> None:
+        """The engine said that it is busy, and perhaps for how many seconds (else 0)."""
+        self._detours[engine] = now + min(max(named_s, DETOUR_LEAST_S), DETOUR_MOST_S)
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """Engines that no leg goes to now while another can take it. Local, and no hold."""
+        if not self._detours:
+            return frozenset()
+        self._detours = {engine: due for engine, due in self._detours.items() if now < due}
+        return frozenset(self._detours)

@@ -1,0 +1,251 @@
+"""Legs that give nothing, streams on ejected engines, engines that said they are busy."""
+
+import asyncio
+import dataclasses
+import time
+from contextlib import AsyncExitStack
+
+import orjson
+import pytest
+
+from narwhal.placement import Placement
+from narwhal.vocabulary import Hold, Outcome, Phase, RequestResult
+from tests.proxy.harness import (
+    DONE,
+    LAST,
+    STREAM_HEAD,
+    Asked,
+    Path,
+    answer,
+    before,
+    chunk,
+    data_path,
+    on_uvloop,
+    placed,
+    prefills,
+    scripted,
+    settings,
+    token,
+    until,
+)
+
+QUICK = settings(recovery={"stall_s": 0.5, "silent_leg_s": 0.5})
+
+
+def ejected(placement: Placement, engine: str) -> Placement:
+    """The next placement, in which `engine` is ejected."""
+    out = dataclasses.replace(placement.engines[engine], phases=frozenset(), holds=(Hold.EJECTED,))
+    engines = {**placement.engines, engine: out}
+    return Placement(epoch=placement.epoch, version=placement.version + 1, engines=engines)
+
+
+def eject(path: Path, engine: str) -> None:
+    assert path.feed.placement is not None
+    path.feed.placement = ejected(path.feed.placement, engine)
+
+
+async def one_token_then_nothing(asked: Asked) -> None:
+    asked.send(STREAM_HEAD, chunk(token()))
+
+
+# --- F10 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("F10")
+@on_uvloop
+async def test_a_stream_that_gives_nothing_is_told_of_once_and_goes_on() -> None:
+    async with before(one_token_then_nothing, chosen=QUICK) as (path, _, d):
+        request = asyncio.create_task(path.post(stream=True))
+        await until(lambda: Outcome.STALLED in path.reporter.outcomes, "the suspicion is told", 3.0)
+        seen = path.reporter.legs[-1]
+        assert seen.engine == "d"
+        assert seen.run is not None
+        assert seen.run.failure is not None
+        assert seen.run.failure.producer == "p"
+        await asyncio.sleep(0.8)  # longer than another suspicion would take
+        d.asked[0].send(chunk(token("b")), chunk(DONE), LAST)
+        got = await request
+        assert got.body == token() + token("b") + DONE
+        assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.STALLED, Outcome.STREAM_COMPLETE]
+        assert path.reporter.results == [RequestResult.SERVED]
+
+
+@pytest.mark.rule("F10")
+@on_uvloop
+async def test_an_engine_that_gives_something_to_another_leg_is_not_suspected() -> None:
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD, chunk(token()))
+        if b"flows" in asked.body:
+            for _ in range(15):
+                await asyncio.sleep(0.1)
+                asked.send(chunk(token()))
+            asked.send(chunk(DONE), LAST)
+
+    async with before(script, chosen=QUICK) as (path, _, d):
+        silent = asyncio.create_task(path.post(stream=True))
+        await until(lambda: len(d.asked) == 1)
+        assert (await path.post(stream=True, prompt="flows")).status == 200
+        assert Outcome.STALLED not in path.reporter.outcomes
+        await until(lambda: Outcome.STALLED in path.reporter.outcomes, "once nothing comes any more", 3.0)
+        silent.cancel()
+
+
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize("phase", Phase)
+@on_uvloop
+async def test_a_leg_without_a_stream_has_a_limit_of_its_own(phase: Phase) -> None:
+    async def hangs(_asked: Asked) -> None:
+        return
+
+    chosen = settings(recovery={"stall_s": 0, "silent_leg_s": 0.5})
+    legs = {"decode": hangs} if phase is Phase.DECODE else {"decode": hangs, "prefill": hangs}
+    async with before(chosen=chosen, **legs) as (path, _, _):
+        request = asyncio.create_task(path.post())
+        await until(lambda: Outcome.STALLED in path.reporter.outcomes, "told of", 3.0)
+        assert path.reporter.legs[-1].phase is phase
+        request.cancel()
+
+
+@pytest.mark.rule("F10")
+@on_uvloop
+async def test_both_suspicions_can_be_turned_off() -> None:
+    chosen = settings(
+        recovery={"stall_s": 0, "silent_leg_s": 0},
+        engine={"decode_read_timeout_s": 1.2},
+    )
+    async with before(one_token_then_nothing, chosen=chosen) as (path, _, _):
+        await path.post(stream=True)
+        assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.STREAM_SILENT]
+
+
+# --- V11 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("V11")
+@on_uvloop
+async def test_a_silent_stream_ends_once_its_engine_is_ejected() -> None:
+    async with before(one_token_then_nothing, chosen=QUICK) as (path, _, d):
+        request = asyncio.create_task(path.post(stream=True))
+        await until(lambda: Outcome.STALLED in path.reporter.outcomes, "silent for long enough", 3.0)
+        assert not request.done()
+        eject(path, "d")
+        began = time.monotonic()
+        got = await request
+        assert time.monotonic() - began < 1.0
+        assert got.body.startswith(token())
+        assert DONE not in got.body
+        assert orjson.loads(got.events[-1])["error"]["type"] == "upstream_error"
+        assert path.reporter.outcomes[-1] is Outcome.STREAM_SILENT
+        await asyncio.wait_for(d.asked[0].gone.wait(), 1.0)
+
+
+@pytest.mark.rule("V11")
+@on_uvloop
+async def test_a_stream_that_flows_on_an_ejected_engine_is_left_alone() -> None:
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+        for _ in range(15):
+            asked.send(chunk(token()))
+            await asyncio.sleep(0.1)
+        asked.send(chunk(DONE), LAST)
+
+    async with before(script, chosen=QUICK) as (path, _, d):
+        request = asyncio.create_task(path.post(stream=True))
+        await until(lambda: len(d.asked) == 1)
+        eject(path, "d")
+        assert (await request).body == token() * 15 + DONE
+
+
+@pytest.mark.rule("V11", "V4")
+@on_uvloop
+async def test_before_its_first_token_it_is_a_failed_leg_that_may_be_tried_again() -> None:
+    async def headers_only(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+
+    async def well(asked: Asked) -> None:
+        asked.send(STREAM_HEAD, chunk(token("well")), chunk(DONE), LAST)
+
+    chosen = settings(recovery={"stall_s": 0.5}, serving={"max_attempts": 2, "retry_base_s": 0.01})
+    async with scripted(prefills) as p, scripted(headers_only) as bad, scripted(well) as good:
+        placement = placed({"p": p.url}, {"bad": bad.url, "good": good.url})
+        async with data_path(ejected(placement, "good"), chosen) as path:
+            request = asyncio.create_task(path.post(stream=True))
+            await until(lambda: len(bad.asked) == 1)
+            path.feed.placement = ejected(placement, "bad")
+            assert (await request).body == token("well") + DONE
+            assert path.reporter.outcomes == [
+                Outcome.HANDOFF,
+                Outcome.FIRST_TOKEN_TIMEOUT,
+                Outcome.HANDOFF,
+                Outcome.STREAM_COMPLETE,
+            ]
+
+
+# --- V12 --------------------------------------------------------------------------------------------------------------
+
+WHOLE = answer(b'{"choices": [{"text": "b"}]}')
+BUSY = {
+    "429": (answer(b"{}", "429 Too Many Requests", ""), 1.0),
+    "429 for 2 s": (answer(b"{}", "429 Too Many Requests", "retry-after: 2\r\n"), 2.0),
+    "429 for no time": (answer(b"{}", "429 Too Many Requests", "retry-after: 0\r\n"), 1.0),
+    "503 for 2 s": (answer(b"{}", "503 Service Unavailable", "retry-after: 2\r\n"), 2.0),
+    "503": (answer(b"{}", "503 Service Unavailable", ""), 0.0),
+    "500 for 2 s": (answer(b"{}", "500 Oops", "retry-after: 2\r\n"), 0.0),
+}
+
+
+@pytest.mark.rule("V12")
+@pytest.mark.parametrize("name", BUSY)
+@on_uvloop
+async def test_an_engine_that_says_it_is_busy_is_stepped_around_for_the_time_it_names(name: str) -> None:
+    said, named_s = BUSY[name]
+
+    async def busy(asked: Asked) -> None:
+        asked.send(said if len(first.asked) == 1 else WHOLE)
+
+    async def idle(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    async with (
+        scripted(prefills) as p,
+        scripted(busy) as first,
+        scripted(idle) as second,
+        data_path(placed({"p": p.url}, {"busy": first.url, "idle": second.url})) as path,
+    ):
+        while not first.asked:
+            await path.post()
+        began = time.monotonic()  # a moment after the proxy heard of it
+        while len(first.asked) == 1 and time.monotonic() - began < 4.0:
+            assert (await path.post()).status == 200
+        away_s = time.monotonic() - began
+        assert named_s - 0.2 <= away_s < named_s + 1.0
+
+
+@pytest.mark.rule("V12")
+@on_uvloop
+async def test_where_no_other_can_serve_a_busy_engine_is_asked_all_the_same() -> None:
+    async def busy_once(asked: Asked) -> None:
+        asked.send(BUSY["429 for 2 s"][0] if len(d.asked) == 1 else WHOLE)
+
+    async with AsyncExitStack() as stack:
+        d = await stack.enter_async_context(scripted(busy_once))
+        p = await stack.enter_async_context(scripted(prefills))
+        path = await stack.enter_async_context(data_path(placed({"p": p.url}, {"d": d.url})))
+        assert (await path.post()).status == 429
+        assert (await path.post()).status == 200
+
+
+@pytest.mark.rule("V12")
+@pytest.mark.parametrize(("named", "least_s"), [("31", 30.0), ("999999", 30.0), ("7", 7.0)])
+@on_uvloop
+async def test_no_engine_is_stepped_around_for_longer_than_half_a_minute(named: str, least_s: float) -> None:
+    said = answer(b"{}", "429 Too Many Requests", f"retry-after: {named}\r\n")
+
+    async def busy(asked: Asked) -> None:
+        asked.send(said)
+
+    async with before(busy) as (path, _, _):
+        await path.post()
+        vigil, now = path.data.vigil, time.monotonic()
+        assert vigil.avoided(now + least_s - 1.0) == {"d"}
+        assert vigil.avoided(now + least_s + 0.1) == frozenset()
