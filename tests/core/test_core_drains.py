@@ -25,6 +25,7 @@ from narwhal.control.core.events import (
     Refusal,
     Reloaded,
     RunCheck,
+    RunTransfer,
     UndrainCommand,
     Woke,
 )
@@ -618,6 +619,22 @@ def test_all_or_none(check: Check) -> None:
     told = {r.engine: r.message for r in rig.records(EventKind.UNDRAIN_FAILED)}
     assert told["d"] == f"engine d stays drained: its check {check}: fail: seen"
     assert told["p"] == f"engine p stays drained: engine d's check {check}: fail: seen"
+    rig.undrain("p", "d", "e")
+    assert not_ready(rig) == ""
+
+
+@pytest.mark.rule("R2", "R6")
+def test_none_when_no_transfer_works_and_several_fail_at_once() -> None:
+    rig = in_maintenance()
+    waiting: list[Effect] = list(rig.send(UndrainCommand(engines=("p", "d", "e"))))
+    while waiting:
+        asked = waiting.pop(0)
+        if isinstance(asked, RunTransfer):
+            waiting += rig.answer_transfer(asked, consumed=Outcome.ERROR_EVENT)
+        else:
+            waiting += rig.pass_one(asked)
+    assert {e for e in "pde" if Hold.MAINTENANCE in rig.holds(e)} == set("pde")
+    assert [r.engine for r in rig.records(EventKind.UNDRAIN_FAILED)] == ["d", "e", "p"]
     rig.undrain("p", "d", "e")
     assert not_ready(rig) == ""
 

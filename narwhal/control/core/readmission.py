@@ -284,7 +284,9 @@ class Readmission:
             effects, results = self._rounds.step(self._arriving, now=now)
             decisions += effects
             for name, result in results.items():
-                decisions += self._answer(self._engines[name], self.gates[name], result, now=now)
+                gate = self.gates.get(name)
+                if gate is not None:  # else another's failure, a moment ago, has ended what all were to pass
+                    decisions += self._answer(self._engines[name], gate, result, now=now)
             if not results:
                 return decisions
 
