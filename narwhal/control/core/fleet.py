@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.commands import Commands
-from narwhal.control.core.coverage import Candidate, cover
 from narwhal.control.core.decisions import Admission, Decision, Ejection, Settled
 from narwhal.control.core.drain import Drains
 from narwhal.control.core.engine import Engine, Standing
@@ -24,7 +23,6 @@ from narwhal.control.core.events import (
     DrainCommand,
     Effect,
     EjectCommand,
-    EventKind,
     ForgetCommand,
     HealthAnswered,
     IdentityCaptured,
@@ -60,12 +58,13 @@ from narwhal.control.core.publication import PlacementContent
 from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.summary import Summary
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.reports import ProxyKey
-from narwhal.vocabulary import Check, Phase, Stage, Verdict
+from narwhal.vocabulary import Check, Stage, Verdict
 
 HISTORY_KEPT = 50  # records of each engine
 
@@ -107,10 +106,6 @@ class Fleet:
             models=self._models,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
-        self._seen: tuple[Candidate, ...] | None = None  # coverage and admission, as looked at last
-        self._closed = ""
-        self._reason: str | None = None  # of not being ready, as told last
-        self._kept: frozenset[str] = frozenset()  # by last-engine protection, as told last
         self._picture = Picture(
             settings,
             self._roster,
@@ -122,6 +117,7 @@ class Fleet:
             suspicions=self._suspicions,
             drains=self._drains,
         )
+        self._summary = Summary(self._picture)
         self._roster.load(settings, saved.engines if saved is not None else {}, now=now)
         if saved is not None:
             self._load(saved, now)
@@ -369,37 +365,13 @@ class Fleet:
 
     def _settle(self, effects: list[Effect], now: float) -> tuple[Effect, ...]:
         """Tell what has changed in sum; keep the history; check that the state is one that may be."""
-        effects += self._summed_up(now)
+        effects += self._summary.told(now=now)
         for effect in effects:
             if isinstance(effect, Record) and effect.engine in self._engines:
                 kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
                 kept.append((now, effect.message))
         check(self._engines, self._readmission.gates, self._suspicions.known)
         return tuple(effects)
-
-    def _summed_up(self, now: float) -> list[Effect]:
-        """What an operator should hear when coverage or readiness is another than before."""
-        candidates, closed = self._picture.candidates(now), self._picture.closed()
-        if candidates is self._seen and closed == self._closed:
-            return []
-        self._seen, self._closed = candidates, closed
-        effects = self._protection(candidates)
-        reason = self._picture.not_ready(candidates)
-        if reason != self._reason:
-            self._reason = reason
-            kind = EventKind.NOT_READY if reason else EventKind.READY
-            effects.append(Record(kind=kind, message=f"not ready: {reason}" if reason else "ready"))
-        return effects
-
-    def _protection(self, candidates: tuple[Candidate, ...]) -> list[Effect]:
-        """Tell of engines that serve in spite of soft holds, once each."""
-        held = [c for c in candidates if not c.hard and c.soft_since is not None]
-        phases = cover(candidates) if held else {}
-        before, self._kept = self._kept, frozenset(c.id for c in held if phases[c.id])
-        return [
-            telling.kept(engine, " and ".join(p for p in Phase if p in phases[engine]))
-            for engine in sorted(self._kept - before)
-        ]
 
     # --- what is to be stored -----------------------------------------------------------------------------------------
 
