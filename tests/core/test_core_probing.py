@@ -352,6 +352,22 @@ def test_producers_are_forgotten_with_the_failures() -> None:
 
 
 @pytest.mark.rule("F7")
+def test_what_a_held_engine_still_reads_well_does_not_forget_the_producer_of_its_failures() -> None:
+    """Requests that were under way when it was held end well, with the handoffs of another producer."""
+    rig = two_and_two()
+    step = only(rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3), ProbeInference)
+    rig.report("d1", Outcome.STREAM_COMPLETE, count=5)
+    assert rig.streaks("d1") == {}
+    assert list(rig.saved().engines["d1"].producers) == ["p1"]
+    step = only(rig.works(step), ProbeInference)
+    assert step.producer is not None
+    assert step.producer.engine == "p1"
+    rig.answer_step(step, Outcome.HANDOFF, Outcome.ERROR_EVENT)
+    assert rig.holds("p1") == {Hold.VERIFICATION}
+    assert rig.saved().engines["d1"].producers == {}
+
+
+@pytest.mark.rule("F7")
 def test_a_remembered_producer_that_works_is_left_alone() -> None:
     rig = two_and_two()
     rig.pass_probe(rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3))

@@ -113,6 +113,35 @@ def test_the_relapse_hold_spares_the_last_engine() -> None:
     assert rig.engine("d").phases == {Phase.DECODE}
 
 
+@pytest.mark.rule("F7", "F11")
+def test_failures_that_a_producer_under_suspicion_explains_are_no_relapse() -> None:
+    """Who passed with another producer goes on failing with the bad one until that is out, and has not relapsed."""
+    rig = rig_of()
+    effects = rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3)
+    steps = of(effects, ProbeInference)
+    while steps[0].producer is None or (steps[0].producer.engine, steps[0].consumer.engine) != ("p1", "d1"):
+        steps = of(rig.works(steps[0]), ProbeInference)
+    assert rig.holds("d1") == set()  # p1 is being asked about, read by d1
+    rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3)
+    assert rig.holds("d1") == set()
+    effects = rig.answer_step(steps[0], Outcome.HANDOFF, Outcome.ERROR_EVENT)
+    assert (rig.holds("p1"), rig.holds("d1")) == ({Hold.VERIFICATION}, {Hold.VERIFICATION})
+    rig.pass_probe([e for e in effects if isinstance(e, ProbeInference) and e.engine == "d1"])
+    assert rig.holds("d1") == set()
+    rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3)
+    assert rig.holds("d1") == {Hold.VERIFICATION}
+
+
+@pytest.mark.rule("F11")
+def test_failures_with_a_producer_that_nobody_doubts_are_a_relapse() -> None:
+    rig = rig_of()
+    rig.pass_probe(rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=3))
+    rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=2)
+    rig.report("p2", Outcome.REFUSED, count=3)  # that p2 is out explains nothing
+    rig.report("d1", Outcome.ERROR_EVENT, producer="p2")
+    assert Hold.RELAPSE in rig.holds("d1")
+
+
 def test_relapse_windows_begin_when_the_engine_works_again() -> None:
     memory = Relapses()
     memory.watch([C.STREAM], now=0.0, window_s=60.0)

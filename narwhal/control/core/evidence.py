@@ -110,13 +110,17 @@ class Evidence:
         self.producers.pop(producer, None)
         self.producers[producer] = incarnation
 
-    def clear(self, classes: frozenset[FailureClass]) -> bool:
-        """End these streaks; returns whether any was running."""
+    def clear(self, classes: frozenset[FailureClass], *, held: bool = False) -> bool:
+        """End these streaks; returns whether any was running.
+
+        `held`: the engine is on the verification hold. What it reads well meanwhile, from other producers, does not
+        make the producers of its failures any better: they stay remembered until the probe has its answer.
+        """
         ended = [c for c in classes if self.streaks.pop(c, 0)]
         if FailureClass.STREAM in ended:
             self.stalls = 0
         if FailureClass.TIMEOUT in ended:
             self.timeout_is_stream = False
-        if not REMEMBERS & self.streaks.keys():
+        if not held and not REMEMBERS & self.streaks.keys():
             self.producers.clear()
         return bool(ended)

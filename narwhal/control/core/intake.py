@@ -16,7 +16,7 @@ from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.witnesses import AT_FAULT, Witnesses
 from narwhal.reports import Batch, ProxyKey, Run
-from narwhal.vocabulary import FailureClass, Outcome, Phase
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase
 
 
 class Intake:
@@ -72,7 +72,7 @@ class Intake:
         return decisions
 
     def _success(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:
-        engine.evidence.clear(CLEARS[run.outcome])
+        engine.evidence.clear(CLEARS[run.outcome], held=Hold.VERIFICATION in engine.holds)
         self._liveness.heard(engine.id)
         decisions: list[Decision] = [*self._witnesses.success(proxy, engine.id, now=now)]
         if run.outcome is Outcome.WRONG_IDENTITY:

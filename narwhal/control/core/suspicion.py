@@ -15,6 +15,7 @@ from narwhal.control.core.events import HealthAnswered, InferenceAnswered, Recor
 from narwhal.control.core.evidence import (
     CLEARED_BY_HEALTH,
     CLEARED_BY_INFERENCE,
+    REMEMBERS,
     URGENCY,
     VERDICT_OF,
     Action,
@@ -102,6 +103,8 @@ class Suspicions:
         real = evidence.streaks[failure] - (evidence.stalls if failure is FailureClass.STREAM else 0)
         if real < self._settings.eject_after or not engine.relapses.is_relapse(failure, now=now):
             return []
+        if failure in REMEMBERS and self._explained(engine):
+            return []
         due = engine.relapses.begin(now=now, window_s=window)
         if failure is FailureClass.TIMEOUT:
             evidence.timeout_is_stream = True
@@ -111,6 +114,17 @@ class Suspicions:
             telling.relapsed(engine.id, failure, reason, due - now),
             telling.hold_placed(engine, Hold.RELAPSE),
         ]
+
+    def _explained(self, engine: Engine) -> bool:
+        """Whether its failures all read from producers that are being found out about, or are out: such a failure
+        counts, and is no word that the probe which the engine passed was wrong (spec F7)."""
+        asked = {producer for s in self.known.values() for producer in (s.checking, *s.to_check)}
+        producers = engine.evidence.producers
+        return bool(producers) and all(
+            p in asked or p in self.known or self._engines[p].standing is not Standing.IN_SERVICE
+            for p in producers
+            if p in self._engines
+        )
 
     def at_threshold(self, engine: Engine) -> dict[FailureClass, Action]:
         """The classes at the threshold and what each asks for (spec F3, F11)."""
@@ -264,7 +278,8 @@ class Suspicions:
 
     def healthy(self, engine: Engine) -> list[Decision]:
         """A health 200, from whichever stage (spec F4, L2, H4)."""
-        changed = engine.evidence.clear(CLEARED_BY_HEALTH) or engine.misses > 0
+        held = Hold.VERIFICATION in engine.holds
+        changed = engine.evidence.clear(CLEARED_BY_HEALTH, held=held) or engine.misses > 0
         engine.misses = 0
         engine.counted += changed
         waiting = self.known.get(engine.id)
