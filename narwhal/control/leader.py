@@ -232,13 +232,14 @@ class Leader:
             try:
                 start = await self._try(takeover)
             except StoreError as error:
+                # Nobody was seen to lead: what this start is, with --resume or without, is still to be decided.
                 self._tell_trouble(EventKind.STORE_FAILED, f"the store cannot be used: {error}")
-                start = None
-            if start is not None:
-                self._tell_trouble(EventKind.STORE_RECOVERED, "")
-                self.takeovers += takeover
-                return start
-            takeover = True
+            else:
+                if start is not None:
+                    self._tell_trouble(EventKind.STORE_RECOVERED, "")
+                    self.takeovers += takeover
+                    return start
+                takeover = True
             await self._store.changed(self.plan.poll_s)
 
     async def _try(self, takeover: bool) -> _Start | None:

@@ -167,6 +167,20 @@ async def test_starting_without_resume_beside_a_handoff_says_so(served: Engines)
         assert loop.view().totals.served == 0
 
 
+@pytest.mark.rule("S2")
+async def test_a_start_that_meets_a_store_in_trouble_is_the_same_start_once_it_is_over(served: Engines) -> None:
+    document = await saved_document(served)
+    medium = Medium(document=document, failing="no route to the store")
+    async with control(served, medium=medium) as process:
+        await until(lambda: messages(process, "store_failed"))
+        medium.failing = ""
+        medium.tell()
+        await settle(process)
+        (words,) = messages(process, "handoff_not_resumed")
+        assert words.startswith("started without --resume beside a saved handoff")
+        assert process.leader.takeovers == 0
+
+
 async def test_a_fresh_start_beside_nothing_says_nothing(served: Engines) -> None:
     async with control(served) as process:
         await settle(process)
