@@ -13,15 +13,13 @@ from narwhal.control.core.evidence import Action
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
 from tests.simulation.engines import Trouble
-from tests.simulation.world import Violation
+from tests.simulation.world import Invariant, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.engines import Engine
     from tests.simulation.invariants import Watch
     from tests.simulation.term import Term
 
-BLAME = "the right engine is blamed"
-DETECTION = "failures are detected"
 # Evidence of what was wrong may be told, and probes of it may end, this long after it was put right: a silent prefill
 # (30), a first pull (20), a probe of it with several peers.
 LINGER_S = 90.0
@@ -117,7 +115,9 @@ class Recount:
                 continue  # counted, and nothing new begins while a probe runs on its account (spec F3)
             wanted = {Hold.EJECTED} if failed in EJECTS else {Hold.EJECTED, Hold.VERIFICATION}
             if failed in EJECTS | VERIFIED and not wanted & holds[engine]:
-                raise Violation(DETECTION, f"{engine}: {self.streaks[engine][failed]} x {failed} in a row and no hold")
+                raise Violation(
+                    Invariant.DETECTION, f"{engine}: {self.streaks[engine][failed]} x {failed} in a row and no hold"
+                )
 
 
 class Blame:
@@ -125,21 +125,20 @@ class Blame:
 
     def __init__(self, watch: "Watch") -> None:
         self.watch = watch
-        self.excused_until: Counter[str] = Counter()  # engine → by faults between others that nobody can tell from its
+        self.excused_until: dict[str, float] = {}  # engine → by faults between others that nobody can tell from its
         self._held: dict[str, float] = {}  # verification holds of this term → since
         self._detect_from: dict[str, float] = {}
 
     def excuse(self, engine: str, for_s: float) -> None:
         """Nobody could tell for this long that it is not the engine."""
-        until = self.watch.world.now + for_s
-        self.excused_until[engine] = max(self.excused_until[engine], until)  # type: ignore[assignment]
+        self.excused_until[engine] = max(self.excused_until.get(engine, 0.0), self.watch.world.now + for_s)
 
     def healthy(self, engine: "Engine") -> bool:
         """Whether nothing has been wrong with it for so long that nothing may be held against it."""
         now = self.watch.world.now
         if engine.sick or now < engine.sick_at + LINGER_S:
             return False
-        return now >= self.excused_until[engine.name]
+        return now >= self.excused_until.get(engine.name, 0.0)
 
     def recorded(self, term: "Term", record: Record) -> None:
         """Control says something."""
@@ -151,7 +150,7 @@ class Blame:
         if engine is None:
             return
         if record.kind is EventKind.ENGINE_EJECTED and self.healthy(engine) and not self._unknowable(term, record):
-            raise Violation(BLAME, f"{record.message}, and nothing is wrong with it")
+            raise Violation(Invariant.BLAME, f"{record.message}, and nothing is wrong with it")
         if record.kind is EventKind.PROBE_ENDED and record.fields.get("result") == Verdict.PASS:
             inference = Action.INFERENCE_PROBE in record.fields.values()
             recount.forget(engine.name, VERIFIED | {F.TIMEOUT} if inference else BY_HEALTH)
@@ -195,7 +194,7 @@ class Blame:
             engine = self.watch.engines[name]
             if now > since + HELD_S and self.healthy(engine) and not self.watch.control_in_trouble(HELD_S):
                 raise Violation(
-                    BLAME, f"{name} is on a verification hold for {now - since:.0f} s, and nothing is wrong"
+                    Invariant.BLAME, f"{name} is on a verification hold for {now - since:.0f} s, and nothing is wrong"
                 )
         self._silent(term, now)
 
@@ -216,4 +215,6 @@ class Blame:
                 continue
             entry = placement.engines[name]
             if entry.phases:
-                raise Violation(DETECTION, f"{name} answers nobody for {now - since:.0f} s and is in placement")
+                raise Violation(
+                    Invariant.DETECTION, f"{name} answers nobody for {now - since:.0f} s and is in placement"
+                )

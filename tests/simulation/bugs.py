@@ -12,6 +12,7 @@ from unittest.mock import patch
 from narwhal.control.core import coverage, evidence, persistence, probing, roster
 from narwhal.control.core.drain import Drains
 from narwhal.control.core.engine import Engine
+from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedEngine
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.probing import InferenceProbe
@@ -29,13 +30,14 @@ from tests.simulation.proxies import Proxy
 from tests.simulation.publisher import Publisher
 from tests.simulation.requests import Request
 from tests.simulation.store import Lease
+from tests.simulation.world import Invariant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
     """One planted bug."""
 
-    rule: str  # the invariant that it breaks
+    rule: Invariant  # the invariant that it breaks
     seed: int  # known to find it
     plant: Callable[[ExitStack], None]
 
@@ -139,7 +141,7 @@ def _offer_any(held: Held, placement: Placement, *, now: float) -> None:
 
 
 def _deaf_after_a_while(stack: ExitStack) -> None:
-    """A proxy that takes no placement any more after a minute."""
+    """A proxy that takes no placement any more once the fleet is up."""
     placement = Link._placement
 
     def take(link: Link, stream: Any, message: Any) -> None:
@@ -229,6 +231,16 @@ def _probe_again(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Suspicions, "_reconsider", again))
 
 
+def _eject_again(stack: ExitStack) -> None:
+    """An ejection that is decided twice: the second is no legal transition."""
+    eject = Fleet._eject
+
+    def twice(fleet: Fleet, decision: Any, now: float) -> Any:
+        return [*eject(fleet, decision, now), *eject(fleet, decision, now)]
+
+    stack.enter_context(patch.object(Fleet, "_eject", twice))
+
+
 def _unread(stack: ExitStack) -> None:
     """A probe that takes a handoff for proof enough."""
     consume = Transfer._consume
@@ -281,53 +293,53 @@ def _accept_all(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Tallies, "accept", always))
 
 
-STREAM = FailureClass.STREAM
 BUGS: dict[str, Bug] = {
-    "placement-ignored": Bug(rule="legs follow placement", seed=0, plant=_swap(Proxy, "choose", _choose_any)),
-    "retry-after-output": Bug(rule="no retry after output", seed=0, plant=_swap(Proxy, "machine", _RetriesAfterOutput)),
-    "cancelled-leg-goes-on": Bug(rule="a request ends once", seed=0, plant=_swap(Request, "cancel", _cancel_halfway)),
-    "handoff-reused": Bug(rule="no handoff is used twice", seed=0, plant=_prefill_once),
-    "leg-never-ends": Bug(rule="legs end", seed=0, plant=_swap(Proxy, "leg_over", _nothing)),
+    "placement-ignored": Bug(rule=Invariant.LEGS_FOLLOW_PLACEMENT, seed=7, plant=_swap(Proxy, "choose", _choose_any)),
+    "retry-after-output": Bug(
+        rule=Invariant.NO_RETRY_AFTER_OUTPUT, seed=49, plant=_swap(Proxy, "machine", _RetriesAfterOutput)
+    ),
+    "cancelled-leg-goes-on": Bug(
+        rule=Invariant.REQUEST_ENDS_ONCE, seed=4, plant=_swap(Request, "cancel", _cancel_halfway)
+    ),
+    "handoff-reused": Bug(rule=Invariant.HANDOFF_USED_ONCE, seed=42, plant=_prefill_once),
+    "leg-never-ends": Bug(rule=Invariant.LEGS_END, seed=2, plant=_swap(Proxy, "leg_over", _nothing)),
     "lower-epoch-accepted": Bug(
-        rule="no lower epoch is accepted",
-        seed=0,
+        rule=Invariant.NO_LOWER_EPOCH,
+        seed=47,
         plant=_both(_swap(Held, "meet", _meet_any), _swap(Held, "offer", _offer_any)),
     ),
-    "proxy-goes-deaf": Bug(rule="recovery is bounded", seed=0, plant=_deaf_after_a_while),
-    "ejected-placed": Bug(rule="no placement names an ejected engine", seed=0, plant=_never_hard),
-    "published-before-stored": Bug(
-        rule="stored before placement", seed=0, plant=_swap(term, "publishable", _publish_all)
-    ),
-    "last-engine-taken": Bug(rule="soft holds never empty a phase", seed=0, plant=_no_protection),
-    "counted-twice": Bug(rule="totals are exact", seed=0, plant=_accept_all),
-    "acknowledged-early": Bug(rule="acknowledged when stored", seed=0, plant=_report_at_once),
-    "resume-forgets-ejection": Bug(rule="a resume loses nothing", seed=0, plant=_loading(_without_ejection)),
-    "resume-forgets-holds": Bug(rule="a resume loses nothing", seed=0, plant=_loading(_without_soft_holds)),
-    "resume-forgets-counters": Bug(rule="a resume loses nothing", seed=0, plant=_loading(_without_counters)),
-    "fence-ignored": Bug(rule="one control acts", seed=0, plant=_swap(Lease, "may_act", _yes)),
+    "proxy-goes-deaf": Bug(rule=Invariant.RECOVERY, seed=4, plant=_deaf_after_a_while),
+    "ejected-placed": Bug(rule=Invariant.EJECTED_IS_OUT, seed=7, plant=_never_hard),
+    "published-before-stored": Bug(rule=Invariant.STORED_FIRST, seed=4, plant=_swap(term, "publishable", _publish_all)),
+    "last-engine-taken": Bug(rule=Invariant.PHASES_COVERED, seed=4, plant=_no_protection),
+    "counted-twice": Bug(rule=Invariant.TOTALS, seed=17, plant=_accept_all),
+    "acknowledged-early": Bug(rule=Invariant.ACKNOWLEDGED_STORED, seed=4, plant=_report_at_once),
+    "resume-forgets-ejection": Bug(rule=Invariant.RESUME, seed=47, plant=_loading(_without_ejection)),
+    "resume-forgets-holds": Bug(rule=Invariant.RESUME, seed=88, plant=_loading(_without_soft_holds)),
+    "resume-forgets-counters": Bug(rule=Invariant.RESUME, seed=2, plant=_loading(_without_counters)),
+    "fence-ignored": Bug(rule=Invariant.ONE_ACTS, seed=51, plant=_swap(Lease, "may_act", _yes)),
     "reader-blamed": Bug(
-        rule="the right engine is blamed",
-        seed=0,
+        rule=Invariant.BLAME,
+        seed=25,
         plant=_both(_swap(probing, "CONVICTS", 1), _swap(InferenceProbe, "_order", _as_they_come)),
     ),
     "own-fault-blamed": Bug(
-        rule="the right engine is blamed",
-        seed=0,
+        rule=Invariant.BLAME,
+        seed=69,
         plant=_items(evidence.CLASS_OF, LOCAL=FailureClass.CONNECTION),
     ),
-    "cut-off-control-ejects": Bug(rule="the right engine is blamed", seed=0, plant=_swap(Liveness, "heard", _nothing)),
+    "cut-off-control-ejects": Bug(rule=Invariant.BLAME, seed=62, plant=_swap(Liveness, "heard", _nothing)),
     "streams-not-evidence": Bug(
-        rule="failures are detected",
-        seed=0,
+        rule=Invariant.DETECTION,
+        seed=44,
         plant=_items(evidence.CLASS_OF, STREAM_CUT=FailureClass.OVERLOAD, ERROR_EVENT=FailureClass.OVERLOAD),
     ),
-    "no-sweeps": Bug(rule="failures are detected", seed=0, plant=_swap(Liveness, "tick", _no_decisions)),
-    "gate-stays-shut": Bug(rule="recovery is bounded", seed=0, plant=_never_back),
-    "settled-too-soon": Bug(
-        rule="a drained engine has no work", seed=0, plant=_swap(Drains, "_waits", _waits_for_nothing)
-    ),
-    "handoffs-forgotten": Bug(rule="a drained engine has no work", seed=0, plant=_unread_unsaid),
-    "two-probes": Bug(rule="one probe per engine", seed=0, plant=_probe_again),
-    "probe-leaves-kv": Bug(rule="probes leave no KV", seed=0, plant=_unread),
-    "livelock": Bug(rule="no livelock", seed=0, plant=_settle_for_ever),
+    "no-sweeps": Bug(rule=Invariant.DETECTION, seed=73, plant=_swap(Liveness, "tick", _no_decisions)),
+    "gate-stays-shut": Bug(rule=Invariant.RECOVERY, seed=2, plant=_never_back),
+    "settled-too-soon": Bug(rule=Invariant.DRAINED, seed=66, plant=_swap(Drains, "_proxy_waits", _waits_for_nothing)),
+    "handoffs-forgotten": Bug(rule=Invariant.DRAINED, seed=16, plant=_unread_unsaid),
+    "two-probes": Bug(rule=Invariant.ONE_PROBE, seed=4, plant=_probe_again),
+    "probe-leaves-kv": Bug(rule=Invariant.NO_KV_LEFT, seed=7, plant=_unread),
+    "ejected-twice": Bug(rule=Invariant.NOTHING_RAISES, seed=11, plant=_eject_again),
+    "livelock": Bug(rule=Invariant.NO_LIVELOCK, seed=4, plant=_settle_for_ever),
 }

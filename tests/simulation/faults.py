@@ -90,8 +90,8 @@ def engine_trouble(faults: Faults, lasts_s: float) -> None:
     if engine.sick:
         return
     share = rng.choice((1.0, 1.0, 0.6)) if kind in SHARED else 1.0
-    if kind in GONE and rng.random() < 0.5:
-        lasts_s += 40.0  # long enough for sweeps to find it out alone
+    if kind in GONE and rng.random() < 0.6:
+        lasts_s += 50.0  # long enough for sweeps to find it out alone
     if kind is Trouble.SLOW:
         engine.slow_factor = rng.choice((5.0, 30.0, 300.0))
     engine.trouble(kind, share)
@@ -269,6 +269,19 @@ def store_failing(faults: Faults, lasts_s: float) -> None:
     faults.last(lasts_s, "store failing", end)
 
 
+def store_slow(faults: Faults, lasts_s: float) -> None:
+    """The store takes its time; beyond a call's bound what was asked is done all the same, and nobody hears of it."""
+    sim = faults.sim
+    sim.store.slow_s = faults.rng.choice((0.3, 1.5, 2.5))
+    faults.around_control(True)
+
+    def end() -> None:
+        faults.around_control(False)
+        sim.store.slow_s = 0.0
+
+    faults.last(lasts_s, f"store slow ({sim.store.slow_s:g} s)", end)
+
+
 def answers_lost(faults: Faults, lasts_s: float) -> None:
     """Answers to probes come late, twice or never."""
     sim = faults.sim
@@ -395,6 +408,7 @@ KINDS: tuple[Callable[[Faults, float], None], ...] = (
     drained,
     ejected_by_hand,
     store_failing,
+    store_slow,
     answers_lost,
     stage_failing,
     proxy_killed,

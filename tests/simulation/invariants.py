@@ -24,15 +24,13 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.prober import Prober
 from tests.simulation.store import Document, Store
 from tests.simulation.truth import Totals, ejected_in, holds_in, resumed
-from tests.simulation.world import Violation, World
+from tests.simulation.world import Invariant, Violation, World
 
 if TYPE_CHECKING:
     from tests.simulation.control import Control
     from tests.simulation.proxies import Proxy
     from tests.simulation.requests import Leg
     from tests.simulation.term import Term
-
-DRAINED = "a drained engine has no work"
 
 
 class Watch:
@@ -51,7 +49,7 @@ class Watch:
         self.out: dict[str, tuple[int, float]] = {}  # ejected engines → their incarnation, and when
         self.settled: set[str] = set()  # engines that were reported ready to stop
         self._settling: set[str] = set()  # the same, when the drain itself may not be stored yet
-        self.trouble_at: float | None = None  # when something was wrong around control last; None: it is now
+        self.trouble_at: float | None = -1e9  # when something was wrong around control last; None: it is now
         self.resumes = 0
         self._seen: dict[ProxyKey, tuple[int, int]] = {}
         self._highest = 0  # epoch that anybody has published under
@@ -64,7 +62,7 @@ class Watch:
         """Whatever happened: at most one control process may act."""
         acting = [c.name for c in self.controls if c.term is not None and c.term.lease.may_act(c.now())]
         if len(acting) > 1:
-            raise Violation("one control acts", f"{' and '.join(acting)} may act at once")
+            raise Violation(Invariant.ONE_ACTS, f"{' and '.join(acting)} may act at once")
 
     def control_in_trouble(self, within_s: float) -> bool:
         """Whether something around control was wrong in the last seconds: then it cannot find out anything."""
@@ -76,23 +74,25 @@ class Watch:
         """A proxy works by this placement from now on."""
         before = self._seen.get(proxy.key, (0, 0))
         if placement.order < before:
-            raise Violation("no lower epoch is accepted", f"{proxy.name} has seen {before}, applies {placement.order}")
+            raise Violation(Invariant.NO_LOWER_EPOCH, f"{proxy.name} has seen {before}, applies {placement.order}")
         self._seen[proxy.key] = placement.order
 
     def met(self, proxy: "Proxy", epoch: int) -> None:
         """A proxy takes the word of a control process of this epoch."""
         seen, _ = self._seen.get(proxy.key, (0, 0))
         if epoch < seen:
-            raise Violation("no lower epoch is accepted", f"{proxy.name} has seen epoch {seen}, believes {epoch}")
+            raise Violation(Invariant.NO_LOWER_EPOCH, f"{proxy.name} has seen epoch {seen}, believes {epoch}")
 
     def leg_begun(self, proxy: "Proxy", leg: "Leg") -> None:
         """A leg starts."""
         if leg.entry.id in self.settled:
-            raise Violation(DRAINED, f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}, which is ready to stop")
+            raise Violation(
+                Invariant.DRAINED, f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}, which is ready to stop"
+            )
         placement = proxy.held.placement
         entry = placement.engines.get(leg.entry.id) if placement is not None else None
         if entry is None or not _permits(entry, leg.phase, proxy.now()):
-            raise Violation("legs follow placement", f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}")
+            raise Violation(Invariant.LEGS_FOLLOW_PLACEMENT, f"{proxy.name} starts a {leg.phase} leg on {leg.entry.id}")
 
     def cut(self, proxy: "Proxy", batch: Batch) -> None:
         """A report can change no more."""
@@ -160,7 +160,7 @@ class Watch:
     def _ready_to_stop(self, engine: str) -> None:
         for proxy in self.proxies:
             if proxy.alive and (proxy.inflight[engine] or proxy.unread[engine]):
-                raise Violation(DRAINED, f"{engine} is ready to stop, and {proxy.name} has work there")
+                raise Violation(Invariant.DRAINED, f"{engine} is ready to stop, and {proxy.name} has work there")
         self._settling.add(engine)
 
     def ticked(self, term: "Term") -> None:
@@ -170,7 +170,7 @@ class Watch:
     def asked(self, term: "Term", effect: Effect) -> None:
         """The core asks for a probe or a check."""
         if isinstance(effect, ProbeInference) and effect.producer == effect.consumer:
-            raise Violation("probes leave no KV", f"{effect.consumer.engine} is to read its own handoff")
+            raise Violation(Invariant.NO_KV_LEFT, f"{effect.consumer.engine} is to read its own handoff")
         if isinstance(effect, (ProbeInference, ProbeHealth)) and term in self.recounts:
             self.recounts[term].open.add((effect.engine, effect.number))
         if isinstance(effect, (ProbeInference, ProbeHealth, RunCheck)):
@@ -181,12 +181,12 @@ class Watch:
         running = [engine for engine, kind in prober.running.values() if kind == "inference"]
         twice = {engine for engine in running if running.count(engine) > 1}
         if twice:
-            raise Violation("one probe per engine", f"{', '.join(twice)} is probed twice at once")
+            raise Violation(Invariant.ONE_PROBE, f"{', '.join(twice)} is probed twice at once")
 
     def published(self, term: "Term", placement: Placement) -> None:
         """Control is about to stream this."""
         if placement.epoch < self._highest:
-            raise Violation("one control acts", f"epoch {placement.epoch} is published after {self._highest}")
+            raise Violation(Invariant.ONE_ACTS, f"epoch {placement.epoch} is published after {self._highest}")
         self._highest = placement.epoch
         document = self.store.document
         stored = {e: s.incarnation for e, s in document.state.engines.items()} if document is not None else {}
@@ -197,7 +197,7 @@ class Watch:
             able = [e for e in placement.engines.values() if _able(e, phase) and known.get(e.id) == e.incarnation]
             if able and not any(phase in e.phases for e in placement.engines.values()):
                 names = ", ".join(e.id for e in able)
-                raise Violation("soft holds never empty a phase", f"nobody serves {phase}, though {names} could")
+                raise Violation(Invariant.PHASES_COVERED, f"nobody serves {phase}, though {names} could")
         if self.world.tracing:
             serving = " ".join(f"{e.id}={_words(e)}" for e in placement.engines.values())
             self.world.say(term.control.name, f"publishes {placement.epoch}.{placement.version} {serving}")
@@ -207,10 +207,10 @@ class Watch:
             return
         incarnation, _ = self.out.get(entry.id, (-1, 0.0))
         if entry.incarnation <= incarnation or HARD_HOLDS & set(entry.holds):
-            raise Violation("no placement names an ejected engine", f"{entry.id} is to serve {sorted(entry.phases)}")
+            raise Violation(Invariant.EJECTED_IS_OUT, f"{entry.id} is to serve {sorted(entry.phases)}")
         if entry.incarnation > stored:
             raise Violation(
-                "stored before placement", f"{entry.id} serves as incarnation {entry.incarnation}, stored is {stored}"
+                Invariant.STORED_FIRST, f"{entry.id} serves as incarnation {entry.incarnation}, stored is {stored}"
             )
         self.out.pop(entry.id, None)
 
@@ -224,14 +224,14 @@ class Watch:
         for engine, (incarnation, at) in self.out.items():
             saved = document.state.engines[engine].incarnation
             if at < document.taken_at and engine not in held and saved <= incarnation:
-                raise Violation("a resume loses nothing", f"the document does not say that {engine} is ejected")
+                raise Violation(Invariant.RESUME, f"the document does not say that {engine} is ejected")
 
     def acknowledging(self, proxy: "Proxy", sequence: int) -> None:
         """Control is about to tell a proxy that its report is stored."""
         document = self.store.document
         kept = document.cursors().get(proxy.key, 0) if document is not None else 0
         if kept < sequence:
-            raise Violation("acknowledged when stored", f"report {sequence} of {proxy.key}, stored is {kept}")
+            raise Violation(Invariant.ACKNOWLEDGED_STORED, f"report {sequence} of {proxy.key}, stored is {kept}")
 
     # --- at rest --------------------------------------------------------------------------------------------------
 
@@ -239,11 +239,11 @@ class Watch:
         """Nothing is under way any more."""
         for proxy in self.proxies:
             if proxy.running or proxy.admission.taken or proxy.admission.waiting or proxy.inflight:
-                raise Violation("legs end", f"{proxy.name}: {dict(proxy.inflight)} in flight at rest")
+                raise Violation(Invariant.LEGS_END, f"{proxy.name}: {dict(proxy.inflight)} in flight at rest")
         self.totals.at_rest(term, self.proxies)
         for entry in self.ledger.entries:
             if entry.probe and entry.heard and not entry.excused and not entry.sent_to:
-                raise Violation("probes leave no KV", f"handoff {entry.number} of {entry.producer} was never read")
+                raise Violation(Invariant.NO_KV_LEFT, f"handoff {entry.number} of {entry.producer} was never read")
 
 
 def _permits(entry: EngineEntry, phase: Phase, now: float) -> bool:

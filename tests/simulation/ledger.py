@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.simulation.world import Violation
+from tests.simulation.world import Invariant, Violation
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Ledger:
         """A decode leg carries it to `consumer`."""
         if entry.sent_to:
             raise Violation(
-                "no handoff is used twice",
+                Invariant.HANDOFF_USED_ONCE,
                 f"handoff {entry.number} of {entry.producer} was sent to {entry.sent_to[0]} and then to {consumer}",
             )
         entry.sent_to.append(consumer)

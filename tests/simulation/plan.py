@@ -29,7 +29,6 @@ class Plan:
     request_timeout_s: float
     pool_timeout_s: float
     control_connections: int
-    stories: bool = False
 
 
 def draw(seed: int) -> Plan:
@@ -58,7 +57,7 @@ def draw(seed: int) -> Plan:
         lease_ttl_s=rng.choice((0.0, 3.0)),
         seats=rng.choice((64, 64, 4)),
         queue=rng.choice((0, 8)),
-        rate=rng.choice((1.5, 1.5, 3.0, 3.0, 5.0, 5.0, 0.05)),
+        rate=rng.choice((1.5, 1.5, 3.0, 3.0, 5.0, 5.0, 0.05, 0.05)),
         trouble_s=rng.uniform(30.0, 90.0),
         troubles=rng.choice((1, 1, 2, 3, 5)),
         overlap=rng.random() < 0.3,

@@ -12,7 +12,7 @@ from narwhal.vocabulary import Outcome, Phase, RequestResult
 from tests.simulation.engines import Ask, Seen, Wire
 from tests.simulation.engines import Shape as Timing
 from tests.simulation.ledger import Handoff
-from tests.simulation.world import Timer, Violation
+from tests.simulation.world import Invariant, Timer, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.proxies import Proxy
@@ -180,27 +180,27 @@ class Request:
     def _finish(self, result: RequestResult) -> None:
         self.ends += 1
         if self.ends > 1:
-            raise Violation("a request ends once", f"request {self.number} ended {self.ends} times, now {result}")
+            raise Violation(Invariant.REQUEST_ENDS_ONCE, f"request {self.number} ended {self.ends} times, now {result}")
         if self.leg is not None:
-            raise Violation("a request ends once", f"request {self.number} ended while a leg runs")
+            raise Violation(Invariant.REQUEST_ENDS_ONCE, f"request {self.number} ended while a leg runs")
         self.read()
         self.proxy.tell_request(result, self.attempt.retries)
         self.done(result)
 
     def _perform(self, step: Step) -> None:
         if self.ends:
-            raise Violation("a request ends once", f"request {self.number} goes on after its end: {step}")
+            raise Violation(Invariant.REQUEST_ENDS_ONCE, f"request {self.number} goes on after its end: {step}")
         match step:
             case StartLeg():
                 if self.output:
-                    raise Violation("no retry after output", f"request {self.number} starts a leg after output")
+                    raise Violation(Invariant.NO_RETRY_AFTER_OUTPUT, f"request {self.number} starts a leg after output")
                 if step.phase is Phase.PREFILL:
                     self._prefill(step)
                 else:
                     self._decode(step)
             case Backoff():
                 if self.output:
-                    raise Violation("no retry after output", f"request {self.number} is retried after output")
+                    raise Violation(Invariant.NO_RETRY_AFTER_OUTPUT, f"request {self.number} is retried after output")
                 self.handoff = None
                 self.read()
                 self.proxy.after(step.until - self.proxy.now(), self._resume)
@@ -237,7 +237,7 @@ class Request:
             return
         handoff, producer = self.handoff, self.producer
         if handoff is None or producer is None:
-            raise Violation("no handoff is used twice", f"request {self.number} decodes without a handoff of its own")
+            raise Violation(Invariant.HANDOFF_USED_ONCE, f"request {self.number} decodes without a handoff of its own")
         leg = self._start(entry, Phase.DECODE, LegKind.FIRST_TOKEN if self.stream else LegKind.ANSWER)
         if proxy.out_of_descriptors:
             leg.close()

@@ -15,7 +15,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Plan, draw
 from tests.simulation.proxies import Proxy
 from tests.simulation.store import Store
-from tests.simulation.world import Network, Violation, World
+from tests.simulation.world import Invariant, Network, Violation, World
 
 # After the last fault every healthy engine is eligible and every proxy current within this many seconds: the longest
 # back-off of a gate, and the longest relapse hold, are 300 s each and may follow one another.
@@ -32,7 +32,7 @@ class Result:
 
     seed: int
     violation: str = ""
-    rule: str = ""
+    rule: Invariant | None = None
     events: int = 0
     virtual_s: float = 0.0
     recovered_s: float = 0.0  # from the last fault's end until everything was well
@@ -127,12 +127,12 @@ class Simulation:
         world.say("world", "nothing is wrong any more")
         self._rate = min(self._rate, 1.0)
         if not world.run(ended_at + RECOVERY_S, self._well):
-            raise Violation("recovery is bounded", f"not well {RECOVERY_S:g} s after the last fault: {self._unwell()}")
+            raise Violation(Invariant.RECOVERY, f"not well {RECOVERY_S:g} s after the last fault: {self._unwell()}")
         self.recovered_at = world.now - ended_at
         world.say("world", "all is well")
         self._rate = 1e-6
         if not world.run(world.now + REST_S, self._at_rest):
-            raise Violation("legs end", f"not at rest {REST_S:g} s after the last request")
+            raise Violation(Invariant.LEGS_END, f"not at rest {REST_S:g} s after the last request")
         active = self.active()
         if active is not None and active.term is not None:
             self.watch.at_rest(active.term)
@@ -171,14 +171,14 @@ class Simulation:
 def run_seed(seed: int, *, tell: Tell | None = None, plan: Plan | None = None) -> Result:
     """Run one seed to its end or to its first violation."""
     simulation = Simulation(seed, tell=tell, plan=plan)
-    violation = rule = ""
+    violation, rule = "", None
     try:
         simulation.run()
     except Violation as found:
         violation, rule = str(found), found.rule
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        rule = "nothing raises"
+        rule = Invariant.NOTHING_RAISES
         violation = f"{rule}: {type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         if tell is not None:
             tell(simulation.world.now, "world", "".join(traceback.format_exception(error)))

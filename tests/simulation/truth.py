@@ -7,14 +7,12 @@ from narwhal.control.core.handoff import SavedFleet
 from narwhal.reports import Batch, ProxyKey
 from narwhal.vocabulary import Hold, Outcome, RequestResult
 from tests.simulation.store import Document
-from tests.simulation.world import Violation
+from tests.simulation.world import Invariant, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.proxies import Proxy
     from tests.simulation.term import Term
 
-RULE = "totals are exact"
-RESUME = "a resume loses nothing"
 EDGE_S = 0.001  # what may pass between two looks at one instant
 
 
@@ -39,7 +37,9 @@ class Totals:
         for key in self.killed:
             reached = cursors.get(key, 0)
             if reached < self.acked[key]:
-                raise Violation(RULE, f"{key} was told that report {self.acked[key]} is stored, control has {reached}")
+                raise Violation(
+                    Invariant.TOTALS, f"{key} was told that report {self.acked[key]} is stored, control has {reached}"
+                )
             for batch in self.batches.get(key, []):
                 if batch.sequence <= reached:
                     retries += _add(batch, outcomes, ended)
@@ -47,7 +47,7 @@ class Totals:
             if proxy.key in self.killed:
                 continue
             if proxy.backlog.sent or proxy.backlog.waiting:
-                raise Violation(RULE, f"{proxy.name} still has reports to make")
+                raise Violation(Invariant.TOTALS, f"{proxy.name} still has reports to make")
             outcomes += proxy.told
             ended += proxy.ended
             retries += proxy.retries
@@ -55,10 +55,10 @@ class Totals:
         found = Counter({(e.id, o): n for e in view.engines for o, n in e.outcomes.items() if n})
         if found != outcomes:
             more, fewer = found - outcomes, outcomes - found
-            raise Violation(RULE, f"legs counted too often: {dict(more)}, too seldom: {dict(fewer)}")
+            raise Violation(Invariant.TOTALS, f"legs counted too often: {dict(more)}, too seldom: {dict(fewer)}")
         totals = {result: getattr(view.totals, result.value) for result in RequestResult}
         if Counter({r: n for r, n in totals.items() if n}) != ended or view.totals.retried != retries:
-            raise Violation(RULE, f"requests: {view.totals}, truth: {dict(ended)}, {retries} retries")
+            raise Violation(Invariant.TOTALS, f"requests: {view.totals}, truth: {dict(ended)}, {retries} retries")
 
 
 def _add(batch: Batch, outcomes: Counter[tuple[str, Outcome]], ended: Counter[RequestResult]) -> int:
@@ -79,17 +79,21 @@ def resumed(term: "Term", document: Document) -> None:
     for engine in view.engines:
         saved = state.engines[engine.id]
         if (saved.incarnation, dict(saved.outcomes)) != (engine.incarnation, dict(engine.outcomes)):
-            raise Violation(RESUME, f"{engine.id}: incarnation or counters differ")
+            raise Violation(Invariant.RESUME, f"{engine.id}: incarnation or counters differ")
         if dict(saved.streaks) != dict(engine.streaks) or saved.misses != engine.misses:
-            raise Violation(RESUME, f"{engine.id}: streaks {dict(engine.streaks)}, saved {dict(saved.streaks)}")
+            raise Violation(
+                Invariant.RESUME, f"{engine.id}: streaks {dict(engine.streaks)}, saved {dict(saved.streaks)}"
+            )
         have = {hold.kind for hold in engine.holds}
         lost = _kept(saved.holds, elapsed_s) - have
         if lost or have - {hold.kind for hold in saved.holds}:
-            raise Violation(RESUME, f"{engine.id} holds {sorted(have)}, saved {[h.kind for h in saved.holds]}")
+            raise Violation(
+                Invariant.RESUME, f"{engine.id} holds {sorted(have)}, saved {[h.kind for h in saved.holds]}"
+            )
     if view.totals != state.requests:
-        raise Violation(RESUME, f"requests {view.totals}, saved {state.requests}")
+        raise Violation(Invariant.RESUME, f"requests {view.totals}, saved {state.requests}")
     if term.fleet.report_cursors() != document.cursors():
-        raise Violation(RESUME, "the cursors of reports differ")
+        raise Violation(Invariant.RESUME, "the cursors of reports differ")
 
 
 def _kept(holds: tuple[object, ...], elapsed_s: float) -> set[Hold]:

@@ -7,6 +7,7 @@ A process never reads the world's clock: it reads its own, which started elsewhe
 import heapq
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from random import Random
 from typing import Any
 
@@ -17,10 +18,36 @@ MOST_AT_ONCE = 20_000
 MOST_PER_SECOND = 40_000
 
 
-class Violation(Exception):
-    """An invariant does not hold. `rule` is the invariant's name."""
+class Invariant(StrEnum):
+    """What must hold, whatever happens."""
 
-    def __init__(self, rule: str, message: str) -> None:
+    LEGS_FOLLOW_PLACEMENT = "legs follow placement"  # a proxy starts a leg only where its placement permits
+    NO_RETRY_AFTER_OUTPUT = "no retry after output"
+    REQUEST_ENDS_ONCE = "a request ends once"
+    HANDOFF_USED_ONCE = "no handoff is used twice"
+    LEGS_END = "legs end"  # at rest nothing is in flight
+    NO_LOWER_EPOCH = "no lower epoch is accepted"  # than the one seen
+    EJECTED_IS_OUT = "no placement names an ejected engine"  # until it is readmitted
+    STORED_FIRST = "stored before placement"  # an engine is put in once its incarnation is stored
+    PHASES_COVERED = "soft holds never empty a phase"
+    DRAINED = "a drained engine has no work"  # once it is reported ready to stop, and gets none
+    TOTALS = "totals are exact"  # a report counts once, however often it comes
+    ACKNOWLEDGED_STORED = "acknowledged when stored"
+    RESUME = "a resume loses nothing"  # no ejection, hold, drain or counter
+    ONE_ACTS = "one control acts"  # at most, at any instant
+    BLAME = "the right engine is blamed"  # a healthy one is not ejected, nor held for long, by others' faults
+    DETECTION = "failures are detected"  # at the threshold, and silence within a bound
+    ONE_PROBE = "one probe per engine"  # at a time
+    NO_KV_LEFT = "probes leave no KV"
+    RECOVERY = "recovery is bounded"  # after the last fault all are eligible, and every proxy current
+    NO_LIVELOCK = "no livelock"
+    NOTHING_RAISES = "nothing raises"
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, rule: Invariant, message: str) -> None:
         super().__init__(f"{rule}: {message}")
         self.rule = rule
 
@@ -86,7 +113,7 @@ class World:
         second, count = self._second
         self._second = (int(at), count + 1 if second == int(at) else 0)
         if self._at_once > MOST_AT_ONCE or count > MOST_PER_SECOND:
-            raise Violation("no livelock", f"{self._at_once} events at one instant, {count} in one second")
+            raise Violation(Invariant.NO_LIVELOCK, f"{self._at_once} events at one instant, {count} in one second")
 
 
 def _nothing() -> None:

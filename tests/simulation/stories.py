@@ -1,0 +1,37 @@
+"""Seeds with a story: each once found a real bug, and runs clean since it was put right.
+
+A seed is a run only for as long as nothing else draws from it, so every story also has a test of its own beside the
+code that it is about; the seed is kept because what came of the fix may come back in other clothes.
+"""
+
+from dataclasses import dataclass
+
+from tests.simulation.world import Invariant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """One bug that the simulation found."""
+
+    seed: int
+    rule: Invariant  # the invariant that it broke
+    told: str
+
+
+STORIES = {
+    "successes-during-a-slow-sweep": Story(
+        seed=639,
+        rule=Invariant.BLAME,
+        told="Control was cut off from the engines. A sweep waited five seconds for a connection that timed out, and "
+        "at its end forgot whom proxies had heard meanwhile; the next sweep took those engines for silent to everybody "
+        "and ejected them, though they served all the time (spec L4). What proxies tell while a sweep runs now speaks "
+        "for the sweep after it, too.",
+    ),
+    "two-failures-of-one-return": Story(
+        seed=1370,
+        rule=Invariant.NOTHING_RAISES,
+        told="A fleet in maintenance was to return as a whole, and the transfers of two engines failed in one step. "
+        "The first failure ended the gates of all of them, the second looked for one of these and raised; control "
+        "counted a stage error and the return was never told to have failed (spec R6).",
+    ),
+}
