@@ -13,6 +13,7 @@ import orjson
 
 from narwhal.clock import Clock
 from narwhal.connectors.base import Route
+from narwhal.connectors.said import said
 from narwhal.control.core.events import (
     CaptureIdentity,
     CheckAnswered,
@@ -22,7 +23,7 @@ from narwhal.control.core.events import (
     RunCheck,
 )
 from narwhal.control.core.process import process_words, same_process
-from narwhal.control.engine_client import Answer, EngineClient, NoAnswer
+from narwhal.control.engine_client import EngineClient, NoAnswer
 from narwhal.vocabulary import Check, Outcome, Verdict
 
 BUSY = frozenset({408, 429})
@@ -102,9 +103,9 @@ async def check_generation(client: EngineClient, request: RunCheck) -> Passed:
     if answer.status in BUSY:
         raise Busy(f"{what} answered {answer.status}")
     if answer.status != 200:
-        raise Failed(f"{what} answered {answer.status}: {_shown(answer)}")
+        raise Failed(f"{what} answered {answer.status}: {said(answer.body)}")
     if not _completed(answer.body):
-        raise Failed(f"{what} answered something else than a completion: {_shown(answer)}")
+        raise Failed(f"{what} answered something else than a completion: {said(answer.body)}")
     return Passed(detail=f"completed one token, {process_words(identity)}", identity=identity)
 
 
@@ -170,10 +171,6 @@ def _completed(body: bytes) -> bool:
         return isinstance(choices[0]["text"], str)
     except (orjson.JSONDecodeError, KeyError, TypeError, IndexError):
         return False
-
-
-def _shown(answer: Answer) -> str:
-    return " ".join(answer.body[:SHOWN].decode("utf-8", "replace").split())
 
 
 # --- the attestation document -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import orjson
 
 from narwhal.clock import Clock
 from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable, Route
+from narwhal.connectors.said import said
 from narwhal.connectors.sse import Event, classify, find_end
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.control.core.events import (
@@ -29,7 +30,6 @@ from narwhal.vocabulary import Outcome
 
 # Long enough to fill KV blocks of any usual size, short enough for any context.
 PROMPT_NUMBERS = 64
-SHOWN = 200  # bytes of an engine's own words, to operators
 
 _STATUSES = {
     401: Outcome.WRONG_IDENTITY,
@@ -60,7 +60,7 @@ class _Leg:
         outcome = _STATUSES.get(status)
         if outcome is None:
             outcome = Outcome.CLIENT_ERROR if 400 <= status < 500 else Outcome.HTTP_5XX
-        return self.seen(outcome, f"{self.what} answered {status}: {_shown(body)}", status=status)
+        return self.seen(outcome, f"{self.what} answered {status}: {said(body)}", status=status)
 
 
 async def probe_inference(client: EngineClient, request: ProbeInference, clock: Clock) -> InferenceAnswered:
@@ -165,7 +165,7 @@ class _Transfer:
         )
 
     async def _prefill(self, target: Target) -> tuple[LegSeen, Handoff | None]:
-        leg = _Leg(f"prefill on {target.engine}", self._clock)
+        leg = _Leg("prefill", self._clock)
         bound_s = self._request.silence_s
         try:
             async with asyncio.timeout(bound_s):
@@ -185,7 +185,7 @@ class _Transfer:
 
     async def _decode(self, target: Target, body: bytes) -> LegSeen:
         """Streams a completion to its end. Each silence is bounded, and all of them together."""
-        leg = _Leg(f"decode on {target.engine}", self._clock)
+        leg = _Leg("decode", self._clock)
         bound_s = self._request.silence_s
         stream = _Stream()
         try:
@@ -250,15 +250,11 @@ class _Stream:
         elif kind is Event.MARKER:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "the terminal marker came before any token")
         elif kind is Event.ERROR:
-            self._end(Outcome.ERROR_EVENT, f"an error event: {_shown(event)}")
+            self._end(Outcome.ERROR_EVENT, f"an error event: {said(event)}")
         elif kind is Event.GIVEN_UP:
             self._end(Outcome.ERROR_EVENT, "the engine gave the answer up (finish reason abort)")
         elif kind is Event.BROKEN:
-            self._end(Outcome.STREAM_MALFORMED, f"not an event: {_shown(event)}")
+            self._end(Outcome.STREAM_MALFORMED, f"not an event: {said(event)}")
 
     def _end(self, outcome: Outcome, words: str) -> None:
         self._over, self.outcome, self.words = True, outcome, words
-
-
-def _shown(data: bytes) -> str:
-    return " ".join(data[:SHOWN].decode("utf-8", "replace").split())

@@ -258,7 +258,7 @@ class EngineConnection(asyncio.Protocol):
             self.settle(LegEnd(Outcome.DEADLINE, detail="the request's deadline"), abort=True)
         elif now >= self.due:
             outcome = OUTCOMES[Seen.LATE][self.kind]
-            self.settle(LegEnd(outcome, detail=f"{Seen.LATE} ({self.kind})"), abort=True)
+            self.settle(LegEnd(outcome, detail=f"nothing came for {now - self.quiet_since:.1f} s"), abort=True)
 
     # --- asyncio ---
 

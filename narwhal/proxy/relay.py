@@ -15,6 +15,7 @@ import structlog
 from narwhal.clock import Clock
 from narwhal.config import ProxySettings
 from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
+from narwhal.connectors.said import said
 from narwhal.connectors.sse import answer_given_up
 from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
@@ -28,7 +29,7 @@ from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.seams import Feed, Inflight
 from narwhal.proxy.stream import StreamRelay
 from narwhal.proxy.vigil import Vigil, Watched
-from narwhal.proxy.witness import MAX_DETAIL, Leg, Witness
+from narwhal.proxy.witness import Leg, Witness
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
 PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
@@ -301,7 +302,7 @@ class Relay:
                 outcome,
                 result.status,
                 wait if named else "",
-                detail=f"HTTP {result.status}: {result.body[:MAX_DETAIL].decode('utf-8', 'replace')}",
+                detail=f"HTTP {result.status}: {said(result.body)}",
             ),
         )
 

@@ -7,6 +7,7 @@ is whole, nothing longer. It cannot see: engines, retries, reports.
 import asyncio
 from typing import Protocol
 
+from narwhal.connectors.said import said
 from narwhal.connectors.sse import ERROR_KEY, GIVEN_UP, Event, classify, find_end
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.outcome import OUTCOMES, LegKind, Seen
@@ -21,7 +22,6 @@ _EOL = b"\r\n"
 _EVENT_AND_CHUNK_END = _END + _EOL
 _LONGEST_SIZE = 10  # bytes of a chunk's size line: eight digits and its end
 _LAST = frozenset({Event.MARKER, Event.ERROR, Event.GIVEN_UP})
-_SHOWN_BYTES = 300  # of an error event, to operators
 LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -185,8 +185,7 @@ class StreamRelay:
             if self.started:
                 self.error_passed = True
                 self._pass_on(data)
-            shown = data[start : start + _SHOWN_BYTES].decode(errors="replace").strip()
-            self._end(Outcome.ERROR_EVENT, f"an error event: {shown}", abort=True)
+            self._end(Outcome.ERROR_EVENT, f"an error event: {said(data[start:])}", abort=True)
         elif event is Event.GIVEN_UP:
             self._pass_on(data[:start])
             self._end(Outcome.ERROR_EVENT, "the engine gave the answer up (finish reason abort)", abort=True)

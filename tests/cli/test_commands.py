@@ -12,7 +12,7 @@ from tests.cli.fake_control import FakeControl
 
 OUT = "engine decode-1 ejected (operator): smells of smoke"
 BEGUN = "engine decode-1: inference probe begins (asked for by an operator)"
-PASSED = "engine decode-1: inference probe: pass: decode: read a handoff of prefill-0"
+PASSED = "engine decode-1: inference probe: pass: read a handoff of prefill-0"
 
 
 @pytest.fixture(autouse=True)

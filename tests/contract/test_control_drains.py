@@ -317,7 +317,7 @@ async def test_a_pair_that_cannot_transfer_is_named_and_traffic_flows_on_others(
     code, words, _, violations = await refused(process.fleet.UndrainEngines(Undrain(engine_ids=["d0"])))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert [(engine, check) for engine, check, _ in violations] == [("d0", "kv_transfer")]
-    assert "p0→d0: decode on d0 answered 500: no KV came" in words
+    assert "p0→d0: decode answered 500: no KV came" in words
     assert "restart p0" in words
     assert served.transfers.count(("p0", "d0")) >= 2  # a first failure is tried once more
     assert process.serving() == {"p0", "d1"}

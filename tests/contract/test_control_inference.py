@@ -104,7 +104,7 @@ async def test_a_prefill_leg_that_fails_is_told_and_nobody_decodes(
     answer = await probe(client, consumer, producer)
     assert (ended(answer.produced), answer.consumed) == (outcome, None)
     assert answer.produced is not None
-    assert answer.produced.detail.startswith("prefill on p0")
+    assert answer.produced.detail.startswith("prefill")
     assert consumer.requests() == []
 
 
@@ -140,7 +140,7 @@ async def test_a_decode_leg_that_fails_is_told(
     answer = await probe(client, consumer, producer)
     assert (ended(answer.produced), ended(answer.consumed)) == (Outcome.HANDOFF, outcome)
     assert answer.consumed is not None
-    assert answer.consumed.detail.startswith("decode on d0")
+    assert answer.consumed.detail.startswith("decode")
 
 
 @pytest.mark.rule("F8")

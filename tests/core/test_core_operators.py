@@ -11,8 +11,10 @@ from narwhal.control.core.events import (
     DrainCommand,
     EjectCommand,
     EventKind,
+    InferenceAnswered,
     PassEnded,
     ProbeCommand,
+    ProbeInference,
     Record,
     Refusal,
     RunCheck,
@@ -21,7 +23,7 @@ from narwhal.control.core.events import (
 from narwhal.control.core.evidence import Seen
 from narwhal.control.core.telling import failure_words, in_a_row, silent
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
-from tests.core.rig import Rig, decode, of, only, prefill
+from tests.core.rig import Rig, decode, leg, of, only, prefill
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
@@ -221,3 +223,46 @@ def test_a_copy_of_the_fleet_does_what_the_fleet_does_and_leaves_it_alone(
     assert rig.saved() == before
     assert rehearsed == rig.send(command)
     assert of(rehearsed, Record)
+
+
+# --- an operator reads each thing once --------------------------------------------------------------------------------
+
+SEEN = "no KV came"
+
+
+def test_no_line_of_an_ejection_says_anything_twice_and_only_the_hold_tells_the_whole_failure() -> None:
+    rig = Rig(prefill("p1"), prefill("p2"), decode("d"), decode("e"))
+    effects = rig.report("d", Outcome.ERROR_EVENT, count=3, producer="p1", detail=SEEN)
+    while steps := [e for e in effects if isinstance(e, ProbeInference)]:
+        step = steps[0]
+        bad = step.consumer.engine == "d"
+        consumed = leg(Outcome.ERROR_EVENT, f"decode: {SEEN}") if bad else leg(Outcome.STREAM_COMPLETE)
+        produced = None if step.producer is None else leg(Outcome.HANDOFF)
+        effects = rig.send(
+            InferenceAnswered(
+                engine=step.engine,
+                incarnation=step.incarnation,
+                number=step.number,
+                produced=produced,
+                consumed=consumed,
+            )
+        )
+    ejected = rig.records(EventKind.ENGINE_EJECTED)[0].message
+    head, told = ejected.split(", then ")
+    assert head == "engine d ejected (inference probe): 3 stream failures in a row (error event)"
+    peers = told.removeprefix("it cannot read handoffs of ").removesuffix(f" (decode: {SEEN})").split(" and ")
+    assert len(set(peers)) == 2
+    assert set(peers) < {"p1", "p2", "e"}
+    lines = rig.fleet.explain("d", now=rig.now).lines
+    assert lines[1] == f"ejected for 0.0 s: {ejected.partition('): ')[2]}"
+    assert all(line.count(SEEN) <= 1 for line in lines)
+    whole = f"decode leg: error event ({SEEN}), on edge/0, handoff of p1"
+    assert [line.partition(": ")[0] for line in lines if whole in line] == ["evidence", "0.0 s ago"]
+
+
+def test_what_an_ejection_is_for_follows_its_cause_unless_it_speaks_of_it() -> None:
+    rig = Rig(prefill("p"), decode("d"), decode("e"))
+    rig.send(EjectCommand(engine="d", reason="smells of smoke"))
+    rig.report("e", Outcome.REFUSED, count=3)
+    reasons = {e.id: e.holds[0].reason for e in rig.engines() if e.holds}
+    assert reasons == {"d": "operator: smells of smoke", "e": "3 connection failures in a row (refused)"}

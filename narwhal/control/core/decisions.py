@@ -25,6 +25,7 @@ class Ejection:
     engine: str
     cause: Cause
     reason: str
+    told: str = ""  # the event says this instead, with everything that was seen; empty: the reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -332,7 +332,7 @@ class Fleet:
 
     def _eject(self, decision: Ejection, now: float) -> list[Effect]:
         engine = self._engines[decision.engine]
-        engine.eject(f"{decision.cause}: {decision.reason}", now=now)
+        engine.eject(telling.ejected_for(decision), now=now)
         self._readmission.ejected(engine, now=now)
         self._suspicions.ejected(engine, now=now)
         self._forget(engine.id, now)

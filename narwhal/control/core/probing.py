@@ -133,7 +133,7 @@ class Leg:
             self._end(verdict, f"a completion without a handoff: {words(seen.consumed)}")
         elif verdict is Verdict.PASS:
             # The only reader works, and cannot read from the suspect.
-            self._end(Verdict.FAIL, f"{step.consumer} works and cannot read its handoff: {self.detail}")
+            self._end(Verdict.FAIL, f"{step.consumer} works and cannot read its handoff ({self.detail})")
         else:
             self._end(Verdict.INCONCLUSIVE, f"{step.consumer} failed itself: {words(seen.consumed)}")
 
@@ -145,7 +145,7 @@ class Leg:
         elif seen.produced is not None and consumed is Verdict.PASS:
             self._end(Verdict.PASS, f"{peer} read its handoff", peer)
         elif consumed is Verdict.FAIL and seen.produced is not None and not self._never_read(seen):
-            self._failed_with(peer, f"{peer} reading its handoff: {words(seen.consumed)}")
+            self._failed_with(peer, words(seen.consumed))
         else:
             self.failed_peers.append(peer)
 
@@ -162,17 +162,22 @@ class Leg:
         elif consumed is Verdict.INCONCLUSIVE:
             self._end(consumed, words(seen.consumed))
         else:
-            self._failed_with(peer, f"reading a handoff of {peer}: {words(seen.consumed)}")
+            self._failed_with(peer, words(seen.consumed))
 
     @staticmethod
     def _never_read(seen: StepSeen) -> bool:
         return seen.consumed is not None and seen.consumed.outcome in NEVER_READ
 
-    def _failed_with(self, peer: str, detail: str) -> None:
+    def _failed_with(self, peer: str, why: str) -> None:
         self.failed_with.append(peer)
-        self.detail = f"{self.detail}; {detail}" if self.detail else detail
+        self.detail = f"{self.detail}; {why}" if self.detail not in ("", why) else why
         if len(self.failed_with) >= CONVICTS:
-            self.verdict = Verdict.FAIL
+            peers = " and ".join(self.failed_with)
+            reads = f"{peers} cannot read its handoff"
+            self._end(
+                Verdict.FAIL,
+                f"{reads if self.phase is Phase.PREFILL else f'it cannot read handoffs of {peers}'} ({self.detail})",
+            )
 
     def _end(self, verdict: Verdict, detail: str, peer: str = "") -> None:
         self.verdict, self.detail = verdict, detail
@@ -242,7 +247,8 @@ class InferenceProbe:
     def detail(self) -> str:
         """What was seen of each leg, for people; of a failed one only that."""
         failed = [leg for leg in self.legs if leg.verdict is Verdict.FAIL]
-        return "; ".join(f"{leg.phase}: {leg.detail}" for leg in failed or self.legs)
+        told = dict.fromkeys(leg.detail for leg in failed or self.legs if leg.detail)
+        return "; ".join(told)
 
     @property
     def failed_peers(self) -> frozenset[str]:

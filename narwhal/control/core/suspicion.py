@@ -27,6 +27,8 @@ from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
 
 # Spec H4: every counted failure brings the quarantine, but for this class.
 NO_QUARANTINE = frozenset({FailureClass.OVERLOAD})
+ASKED_FOR = "asked for by an operator"
+BLAMED = "blamed as producer"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,31 +144,34 @@ class Suspicions:
             return []
         action = next(a for a in URGENCY if a in asked.values())
         classes = [c for c, a in asked.items() if a is action]
-        evidence = engine.evidence
-        reason = telling.in_a_row({c: evidence.streaks[c] for c in classes})
-        if classes[0] in evidence.last:
-            reason = f"{reason}, the last: {telling.failure_words(evidence.last[classes[0]])}"
+        streaks = {c: engine.evidence.streaks[c] for c in classes}
+        last = engine.evidence.last.get(classes[0])
+        reason = told = telling.streak_words(streaks, last)
+        if last is not None:
+            told = f"{telling.in_a_row(streaks)}, the last: {telling.failure_words(last)}"
         if action is Action.EJECT:
-            return [Ejection(engine=engine.id, cause=Cause.CONNECTION, reason=reason)]
+            return [Ejection(engine=engine.id, cause=Cause.CONNECTION, reason=reason, told=told)]
         suspicion = self.known.get(engine.id)
         if suspicion is None:
-            return self._suspect(engine, action, reason, set(asked), now=now)
+            return self._suspect(engine, action, reason, set(asked), told=told, now=now)
         suspicion.classes |= asked.keys()
         if suspicion.open or suspicion.action in (action, Action.INFERENCE_PROBE):
             return []
-        return self._suspect(engine, action, reason, suspicion.classes, now=now)
+        return self._suspect(engine, action, reason, suspicion.classes, told=told, now=now)
 
     def _suspect(
-        self, engine: Engine, action: Action, reason: str, classes: set[FailureClass], *, now: float
+        self, engine: Engine, action: Action, reason: str, classes: set[FailureClass], *, told: str, now: float
     ) -> list[Decision]:
+        """`reason` stays; `told` is what the event says of it, with everything that was seen."""
         suspicion = Suspicion(action=action, reason=reason, classes=classes, due=now)
         self.known[engine.id] = suspicion
         decisions: list[Decision] = []
         if action is Action.INFERENCE_PROBE:
             suspicion.held = True
             engine.place(Hold.VERIFICATION, reason, now=now)
-            decisions.append(telling.hold_placed(engine, Hold.VERIFICATION))
-        return decisions + self._try(engine, suspicion, now=now)
+            decisions.append(telling.hold_placed(engine, Hold.VERIFICATION, told))
+            told = ""
+        return decisions + self._try(engine, suspicion, told=told, now=now)
 
     def blame(self, producer: str, incarnation: int, reason: str, *, now: float) -> list[Decision]:
         """A producer whose handoff a working engine could not read: hold, evidence, a probe of its own (spec F7)."""
@@ -182,7 +187,7 @@ class Suspicions:
         suspicion = self.known.get(producer)
         if suspicion is None or not suspicion.held:
             classes = suspicion.classes if suspicion is not None else set()
-            decisions += self._suspect(engine, Action.INFERENCE_PROBE, reason, classes, now=now)
+            decisions += self._suspect(engine, Action.INFERENCE_PROBE, reason, classes, told=BLAMED, now=now)
         return decisions
 
     # --- probes go out ------------------------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ class Suspicions:
             if suspicion.open and now >= suspicion.answer_due:
                 decisions += self._lost(engine, suspicion, now=now)
             elif suspicion.due is not None and now >= suspicion.due:
-                decisions += self._try(engine, suspicion, now=now)
+                decisions += self._try(engine, suspicion, told="again", now=now)
         return decisions
 
     def ask(self, engine: Engine, *, now: float) -> list[Decision]:
@@ -203,12 +208,12 @@ class Suspicions:
         suspicion = self.known.get(engine.id)
         if suspicion is None or suspicion.action is not Action.INFERENCE_PROBE:
             classes = suspicion.classes if suspicion is not None else set()
-            suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason="asked for by an operator", classes=classes)
+            suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=ASKED_FOR, classes=classes)
             self.known[engine.id] = suspicion
-        return self._try(engine, suspicion, now=now)
+        return self._try(engine, suspicion, told=ASKED_FOR, now=now)
 
-    def _try(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
-        started = telling.probe_started(engine.id, suspicion.action, suspicion.reason)
+    def _try(self, engine: Engine, suspicion: Suspicion, *, told: str, now: float) -> list[Decision]:
+        started = telling.probe_started(engine.id, suspicion.action, told)
         suspicion.due, suspicion.blocked_by = None, frozenset()
         if suspicion.action is Action.HEALTH_PROBE:
             effect, suspicion.answer_due = self._asker.health(engine, now=now)
@@ -263,7 +268,7 @@ class Suspicions:
             return self._health_again(engine, suspicion, detail, now=now)
         if event.outcome is not None:
             ended = telling.probe_ended(engine.id, suspicion.action, Verdict.FAIL, detail)
-            reason = f"{suspicion.reason}; then {detail}"
+            reason = f"{suspicion.reason}, then {detail}"
             return [ended, Ejection(engine=engine.id, cause=Cause.HEALTH_PROBE, reason=reason)]
         del self.known[engine.id]
         window = self._settings.relapse_window_s
@@ -306,7 +311,7 @@ class Suspicions:
         decisions: list[Decision] = [telling.probe_ended(engine.id, suspicion.action, probe.verdict, probe.detail)]
         blamed = [(p, self._engines[p].incarnation, why) for p, why in probe.blamed() if p in self._engines]
         if probe.verdict is Verdict.FAIL:
-            reason = f"{suspicion.reason}; then {probe.detail}"
+            reason = f"{suspicion.reason}, then {probe.detail}"
             decisions.append(Ejection(engine=engine.id, cause=Cause.INFERENCE_PROBE, reason=reason))
         elif probe.verdict is Verdict.PASS:
             remembered = self._remembered(engine)
@@ -359,7 +364,7 @@ class Suspicions:
             self._asker.met(producer, engine.id)
         elif seen.produced is not None and other is not None and Verdict.FAIL in (produced, consumed):
             why = words(seen.produced if produced is Verdict.FAIL else seen.consumed)
-            reason = f"{engine.id} works with another producer and not with this one: {why}"
+            reason = f"{engine.id} works with another producer and not with it ({why})"
             decisions += self.blame(producer, other.incarnation, reason, now=now)
         return decisions + self._check_next(engine, suspicion, now=now)
 

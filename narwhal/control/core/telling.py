@@ -5,7 +5,7 @@ What is said here is what the log, the journal, `narwhalctl events` and `explain
 
 from collections.abc import Iterable, Mapping
 
-from narwhal.control.core.decisions import Ejection
+from narwhal.control.core.decisions import Cause, Ejection
 from narwhal.control.core.engine import Drain, Engine, Standing
 from narwhal.control.core.events import CheckResult, EventKind, Record
 from narwhal.control.core.evidence import Seen
@@ -16,6 +16,9 @@ from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Verdict
 _STATUSES = frozenset(
     {Outcome.HTTP_408, Outcome.HTTP_429, Outcome.HTTP_5XX, Outcome.CLIENT_ERROR, Outcome.WRONG_IDENTITY}
 )
+
+# Causes that the reason of the ejection speaks of itself.
+_SPOKEN_OF = frozenset({Cause.CONNECTION, Cause.HEALTH_PROBE, Cause.INFERENCE_PROBE, Cause.LIVENESS})
 
 
 def in_a_row(streaks: Mapping[FailureClass, int]) -> str:
@@ -29,11 +32,24 @@ def silent(sweeps: int) -> str:
     return f"silent in {sweeps} {'sweep' if sweeps == 1 else 'sweeps in a row'}"
 
 
+def streak_words(streaks: Mapping[FailureClass, int], last: Seen | None) -> str:
+    """Streaks, and the kind of the newest failure: `3 stream failures in a row (stream cut)`. What was seen in full is
+    said once, where it is acted upon, and is shown with the evidence."""
+    row = in_a_row(streaks)
+    return row if last is None else f"{row} ({kind_words(last)})"
+
+
+def kind_words(seen: Seen) -> str:
+    """The kind of a failure: `stream cut`, `HTTP 503`."""
+    by_status = seen.outcome in _STATUSES and seen.status
+    return f"HTTP {seen.status}" if by_status else seen.outcome.replace("_", " ")
+
+
 def failure_words(seen: Seen) -> str:
     """One failure as it was told: `decode leg: stream cut (closed after 3 tokens), on edge-1/0, handoff of p1,
     request r-17`."""
     by_status = seen.outcome in _STATUSES
-    what = f"HTTP {seen.status}" if by_status and seen.status else seen.outcome.replace("_", " ")
+    what = kind_words(seen)
     if seen.detail:
         # The detail often says it too, and then better.
         said = what.casefold() in seen.detail.casefold() or (by_status and not seen.status)
@@ -48,11 +64,11 @@ def failure_words(seen: Seen) -> str:
     return ", ".join(parts)
 
 
-def hold_placed(engine: Engine, kind: Hold) -> Record:
-    """A hold is on."""
+def hold_placed(engine: Engine, kind: Hold, told: str = "") -> Record:
+    """A hold is on. `told`: everything that was seen, said instead of the reason."""
     held = engine.holds[kind]
     span = f" for {held.due - held.since:g} s" if held.due is not None else ""
-    message = f"engine {engine.id}: {kind} hold{span} ({held.reason})"
+    message = f"engine {engine.id}: {kind} hold{span}: {told or held.reason}"
     return Record(kind=EventKind.HOLD_PLACED, message=message, engine=engine.id, fields={"hold": kind})
 
 
@@ -64,9 +80,14 @@ def hold_ended(engine: str, kind: Hold, why: str) -> Record:
 
 def ejected(decision: Ejection) -> Record:
     """An engine is out."""
-    message = f"engine {decision.engine} ejected ({decision.cause}): {decision.reason}"
+    message = f"engine {decision.engine} ejected ({decision.cause}): {decision.told or decision.reason}"
     fields = {"cause": decision.cause}
     return Record(kind=EventKind.ENGINE_EJECTED, message=message, engine=decision.engine, fields=fields)
+
+
+def ejected_for(decision: Ejection) -> str:
+    """Why an engine is out, as long as it is: the reason, after a cause that it does not speak of."""
+    return decision.reason if decision.cause in _SPOKEN_OF else f"{decision.cause}: {decision.reason}"
 
 
 def admitted(engine: Engine, *, first: bool) -> Record:
@@ -134,8 +155,8 @@ def undrain_failed(engine: str, failed: str, check: Check, result: CheckResult) 
 
 
 def probe_started(engine: str, kind: str, reason: str) -> Record:
-    """A probe begins."""
-    message = f"engine {engine}: {kind} begins ({reason})"
+    """A probe begins. `reason`: empty when a hold has just said it."""
+    message = f"engine {engine}: {kind} begins{f' ({reason})' if reason else ''}"
     return Record(kind=EventKind.PROBE_STARTED, message=message, engine=engine, fields={"probe": kind})
 
 
