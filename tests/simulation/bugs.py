@@ -225,7 +225,7 @@ def _probe_again(stack: ExitStack) -> None:
     def again(suspicions: Suspicions, engine: Engine, *, now: float) -> Any:
         known = suspicions.known.get(engine.id)
         if known is not None and known.held:
-            return suspicions._try(engine, known, now=now)
+            return suspicions._try(engine, known, told=known.reason, now=now)
         return reconsider(suspicions, engine, now=now)
 
     stack.enter_context(patch.object(Suspicions, "_reconsider", again))
