@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from narwhal.control.core.decisions import Cause
 from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, Input, Record, Reported
 from narwhal.control.core.evidence import Action
+from narwhal.control.core.settings import CoreSettings
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
 from tests.simulation.engines import Trouble
@@ -127,6 +128,7 @@ class Blame:
         self.watch = watch
         self.excused_until: dict[str, float] = {}  # engine → by faults between others that nobody can tell from its
         self._held: dict[str, float] = {}  # verification holds of this term → since
+        self._unanswered: dict[str, float] = {}  # engines of whose probe an answer was lost → until control gives it up
         self._detect_from: dict[str, float] = {}
 
     def excuse(self, engine: str, for_s: float) -> None:
@@ -187,12 +189,24 @@ class Blame:
         self._held = dict.fromkeys(self._held, now)
         self._detect_from = {}
 
+    def unanswered(self, core: CoreSettings, answer: object) -> None:
+        """An answer was lost. Control waits for as long as such a probe may take at the most: a silence for each token,
+        for the prefill leg and for the terminal marker, and a margin."""
+        if isinstance(answer, InferenceAnswered):
+            silence_s = max(core.first_token_timeout_s, core.kv_first_pull_timeout_s, core.health_timeout_s)
+            due = self.watch.world.now + silence_s * (core.probe_tokens + 2) + 15.0
+            self._unanswered[answer.engine] = max(due, self._unanswered.get(answer.engine, 0.0))
+
     def ticked(self, term: "Term") -> None:
         """Looked at with every stage of a pass."""
         now = self.watch.world.now
         for name, since in self._held.items():
             engine = self.watch.engines[name]
-            if now > since + HELD_S and self.healthy(engine) and not self.watch.control_in_trouble(HELD_S):
+            if (
+                now > max(since, self._unanswered.get(name, 0.0)) + HELD_S
+                and self.healthy(engine)
+                and not self.watch.control_in_trouble(HELD_S)
+            ):
                 raise Violation(
                     Invariant.BLAME, f"{name} is on a verification hold for {now - since:.0f} s, and nothing is wrong"
                 )

@@ -164,6 +164,7 @@ class Prober:
         draw = world.rng.random() if self.control.answers_in_trouble else 1.0
         if draw < 0.05:
             self.control.say(f"an answer about {answer.engine} is lost")
+            self.control.watch.blame.unanswered(self.control.plan.core, answer)
             return
         self.control.after(20.0 * world.rng.random() if draw < 0.1 else 0.0, self._post, answer)
         if draw > 0.95 and self.control.answers_in_trouble:
