@@ -5,7 +5,7 @@ the logs of control and proxies, of users and of the simulated engines: all on o
 
 | what | from | to | aim |
 |---|---|---|---|
-| refused connections | the third failure | the last proxy has applied the placement without the engine | 50 ms |
+| killed, connections refused | the third failure | the last proxy's acknowledgement that it is out | 50 ms |
 | headers and no token | the third first-token deadline | the verification hold | one monitor interval |
 | streams that stall | the third has been silent for `recovery.stall_s` | the verification hold | one monitor interval |
 """
@@ -26,14 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 
+from narwhal._pb import fleet_pb2, fleet_pb2_grpc
 from scripts.bench.scene import Layout, Scene, scene
 from scripts.bench.users import MODEL
 from scripts.bench.watching import Watch, watching
 from tests.process.harness import Program, until
 
 VICTIM = "d1"
-STREAMS = 16
+PER_S = 40
 TOKENS = 40
 DEADLINE_S = 1.0
 STALL_S = 3.0
@@ -48,42 +50,45 @@ SECTIONS = {
 
 @dataclass(kw_only=True)
 class Streams:
-    """Streams that are asked for again and again. Instants are wall-clock seconds."""
+    """Requests that come one after the other. Instants are wall-clock seconds."""
 
     served: int = 0
     open: dict[int, float] = field(default_factory=dict)  # number of the stream → its last bytes, once it has any
 
 
 @contextlib.asynccontextmanager
-async def streaming(addresses: list[str]) -> AsyncIterator[Streams]:
-    """`STREAMS` of them, until the block ends."""
-    seen, stop, numbers = Streams(), asyncio.Event(), itertools.count()
+async def asking(addresses: list[str], *, streamed: bool) -> AsyncIterator[Streams]:
+    """`PER_S` requests a second until the block ends, whatever becomes of those before; streams, or short answers in
+    one piece."""
+    seen = Streams()
 
-    async def one(session: aiohttp.ClientSession, address: str) -> None:
-        while not stop.is_set():
-            number = next(numbers)
-            body = {"model": MODEL, "prompt": f"stream {number}", "max_tokens": TOKENS, "stream": True}
-            ended = b""
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.post(f"http://{address}/v1/completions", json=body) as answer:
-                    async for chunk in answer.content.iter_any():
-                        ended = chunk
-                        seen.open[number] = time.time()
-            seen.open.pop(number, None)
-            if ended.endswith(b"[DONE]\n\n"):
-                seen.served += 1
-            else:
-                await asyncio.sleep(0.01)
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        body = {"model": MODEL, "prompt": f"number {number}", "max_tokens": TOKENS if streamed else 2}
+        body["stream"] = streamed
+        url = f"http://{addresses[number % len(addresses)]}/v1/completions"
+        ended, status = b"", 0
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.post(url, json=body) as answer:
+                status = answer.status
+                async for chunk in answer.content.iter_any():
+                    ended = chunk
+                    seen.open[number] = time.time()
+        seen.open.pop(number, None)
+        seen.served += status == 200 and (not streamed or ended.endswith(b"[DONE]\n\n"))
+
+    async def all_of_them(session: aiohttp.ClientSession) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in itertools.count():
+                group.create_task(one(session, number))
+                await asyncio.sleep(1 / PER_S)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        tasks = [asyncio.create_task(one(session, addresses[n % len(addresses)])) for n in range(STREAMS)]
+        task = asyncio.create_task(all_of_them(session))
         try:
             yield seen
         finally:
-            stop.set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 # --- instants ---------------------------------------------------------------------------------------------------------
@@ -112,44 +117,51 @@ def third(instants: list[list[float]]) -> float:
     return sorted(itertools.chain.from_iterable(instants))[2]
 
 
-def applied_without(proxy: Program, control: Program, *, since: float) -> float:
-    """When the proxy applied the first placement that followed the ejection."""
-    ejected = logged([control], "engine_ejected", since=since, engine=VICTIM)[0][0]
-    return next(at for at in logged([proxy], "placement", since=since)[0] if at >= ejected - 0.001)
+async def acknowledged(made: Scene, watch: Watch) -> float:
+    """When control has the acknowledgement of the last proxy for the first placement without the engine."""
+    known = len(watch.placed)
+    async with grpc.aio.insecure_channel(made.control.at["grpc"], options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = fleet_pb2_grpc.FleetServiceStub(channel)
+        async with asyncio.timeout(30):
+            while True:
+                answer = await stub.ListProxies(fleet_pb2.ListProxiesRequest(), timeout=10)
+                now = time.time()
+                without = [p.version for p in watch.placed[known:] if p.engine == VICTIM and not p.serves]
+                if without and all(p.acked_version >= without[0] for p in answer.proxies):
+                    return now
+                await asyncio.sleep(0.002)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-async def refused(made: Scene, seen: Streams, began: float) -> float:
-    """From the third refused connection to the last proxy's placement without the engine."""
-    await made.misbehave(VICTIM, "refuse")
-    await _logged(made, "engine_ejected", began)
-    await asyncio.sleep(0.5)  # the logs of proxies are in
-    failures = logged(made.proxies, "leg_failed", since=began, engine=VICTIM)
-    return max(applied_without(p, made.control, since=began) for p in made.proxies) - third(failures)
+async def refused(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
+    """From the third refused connection to the last proxy's acknowledgement."""
+    acks = asyncio.create_task(acknowledged(made, watch))
+    await made.kill(VICTIM)
+    last = await acks
+    return last - third(logged(made.proxies, "leg_failed", since=began, engine=VICTIM))
 
 
-async def no_token(made: Scene, seen: Streams, began: float) -> float:
+async def no_token(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
     """From the third deadline to the hold."""
-    _, body = await made.stage.get(f"127.0.0.1:{made.stage.ports[VICTIM]}", "/sim/requests")
-    before = json.loads(body)[-1]["number"]
     await made.misbehave(VICTIM, "core-stopped")
     held = await _logged(made, "hold_placed", began, hold="verification")
     wall = time.time() - time.monotonic()
-    _, body = await made.stage.get(
-        f"127.0.0.1:{made.stage.ports[VICTIM]}", f"/sim/requests?phase=decode&after={before}"
-    )
+    address = f"127.0.0.1:{made.stage.ports[VICTIM]}"
+    _, body = await made.stage.get(address, "/sim/requests?phase=decode")
     silent = [
         r["started_at"] + wall + DEADLINE_S
         for r in json.loads(body)
-        if r["tokens"] == 0 and not (r["request_id"] or "").startswith("probe-")
+        if r["tokens"] == 0
+        and r["started_at"] + wall > began - DEADLINE_S
+        and not (r["request_id"] or "").startswith("probe-")
     ]
     third_at: float = sorted(silent)[2]
     return held - third_at
 
 
-async def stalled(made: Scene, seen: Streams, began: float) -> float:
+async def stalled(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
     """From the third stream that was silent for long enough to the hold."""
     await made.misbehave(VICTIM, "stall", after=3)
     held = await _logged(made, "hold_placed", began, hold="verification")
@@ -166,24 +178,25 @@ async def _logged(made: Scene, event: str, began: float, **fields: Any) -> float
     )
 
 
-Round = Callable[[Scene, Streams, float], Awaitable[float]]
+Round = Callable[[Scene, Watch, Streams, float], Awaitable[float]]
 ROUNDS: dict[str, Round] = {"refused": refused, "no token": no_token, "stall": stalled}
 
 
 async def measure(what: str, *, rounds: int, proxies: int) -> list[float]:
     """The same fault again and again; the engine is back before each."""
-    layout = Layout(proxies=proxies, sections=SECTIONS)
+    sections = {**SECTIONS, "recovery": {**SECTIONS["recovery"], **({"stall_s": 0} if what == "no token" else {})}}
+    layout = Layout(proxies=proxies, sections=sections)
     spans: list[float] = []
     with tempfile.TemporaryDirectory(prefix="narwhal-detect-") as directory:
         async with (
             scene(layout, Path(directory)) as made,
             watching(made.control.at["grpc"]) as watch,
-            streaming(made.addresses) as seen,
+            asking(made.addresses, streamed=what != "refused") as seen,
         ):
             for _ in range(rounds):
                 await _healthy(made, watch, seen)
                 began = time.time()
-                spans.append(await ROUNDS[what](made, seen, began))
+                spans.append(await ROUNDS[what](made, watch, seen, began))
                 await _logged(made, "engine_ejected", began)
                 await until(lambda: not watch.serves(VICTIM), f"{VICTIM} is out", 30)
                 await _behave(made)
@@ -191,18 +204,17 @@ async def measure(what: str, *, rounds: int, proxies: int) -> list[float]:
 
 
 async def _behave(made: Scene) -> None:
-    """The engine is well again; one that refuses connections cannot be told to be, and is started anew."""
-    try:
+    """The engine is well again; one that was killed is started anew."""
+    if made.engines[VICTIM].process.poll() is None:
         await made.behave(VICTIM)
-    except (aiohttp.ClientError, OSError):
-        await made.kill(VICTIM)
+    else:
         await made.start_engine(VICTIM)
 
 
 async def _healthy(made: Scene, watch: Watch, seen: Streams) -> None:
     await until(lambda: watch.serves(VICTIM), f"{VICTIM} serves", 60)
     served = seen.served
-    await until(lambda: seen.served >= served + 2 * STREAMS, "streams are served", 60)
+    await until(lambda: seen.served >= served + PER_S, "requests are served", 60)
 
 
 def told(what: str, spans: list[float]) -> str:

@@ -21,6 +21,7 @@ class Placed:
     engine: str
     serves: bool
     holds: tuple[str, ...]
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +106,12 @@ async def _placements(channel: grpc.aio.Channel, watch: Watch) -> None:
             now = time.monotonic()
             which = message.WhichOneof("message")
             if which in ("snapshot", "change"):
-                for e in getattr(message, which).engines:
-                    holds = tuple(e.holds)
-                    watch.placed.append(Placed(at=now, engine=e.id, serves=bool(e.phases), holds=holds))
+                content = getattr(message, which)
+                for e in content.engines:
+                    placed = Placed(
+                        at=now, engine=e.id, serves=bool(e.phases), holds=tuple(e.holds), version=content.version
+                    )
+                    watch.placed.append(placed)
     finally:
         call.cancel()
 
