@@ -151,6 +151,16 @@ def test_an_answer_that_never_comes_is_inconclusive_and_the_next_sweep_begins() 
     assert rig.engine("d1").misses == 0
 
 
+def test_a_lost_answer_holds_up_a_large_fleet_no_longer_than_a_small_one() -> None:
+    rig = Rig(prefill("p"), *(decode(f"d{n}") for n in range(200)), liveness_every=1)
+    lost, *others = sweep(rig)
+    answer(rig, others)
+    began = rig.now
+    assert {p.engine for p in sweep(rig)} == {lost.engine, *(p.engine for p in others)}
+    assert rig.now <= began + 31.0
+
+
+@pytest.mark.rule("L1", "L3")
 def test_an_engine_that_is_ejected_meanwhile_does_not_hold_up_the_sweep() -> None:
     rig = rig_of(liveness_every=1)
     probes = sweep(rig)

@@ -128,6 +128,7 @@ class Blame:
         self.watch = watch
         self.excused_until: dict[str, float] = {}  # engine → by faults between others that nobody can tell from its
         self._held: dict[str, float] = {}  # verification holds of this term → since
+        self._sweep_stalled_until = 0.0
         self._unanswered: dict[str, float] = {}  # engines of whose probe an answer was lost → until control gives it up
         self._detect_from: dict[str, float] = {}
 
@@ -192,6 +193,7 @@ class Blame:
     def unanswered(self, core: CoreSettings, answer: object) -> None:
         """An answer was lost. Control waits for as long as such a probe may take at the most: a silence for each token,
         for the prefill leg and for the terminal marker, and a margin."""
+        self._sweep_stalled_until = self.watch.world.now + 3 * core.health_timeout_s + 15.0
         if isinstance(answer, InferenceAnswered):
             silence_s = max(core.first_token_timeout_s, core.kv_first_pull_timeout_s, core.health_timeout_s)
             due = self.watch.world.now + silence_s * (core.probe_tokens + 2) + 15.0
@@ -221,7 +223,8 @@ class Blame:
         placement = term.control.publisher.placement
         for name, engine in self.watch.engines.items():
             gone = Trouble.DOWN in engine.troubles or Trouble.HANG in engine.troubles
-            if not gone or self.watch.control_in_trouble(0.0) or term.control.answers_in_trouble:
+            in_trouble = self.watch.control_in_trouble(0.0) or term.control.answers_in_trouble
+            if not gone or in_trouble or now < self._sweep_stalled_until:
                 self._detect_from[name] = now
                 continue
             since = self._detect_from.setdefault(name, now)

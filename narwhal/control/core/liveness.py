@@ -93,8 +93,9 @@ class Liveness:
         for engine in engines[turn:] + engines[:turn]:
             effect, due = self._asker.health(engine, now=now, identity=True)
             sweep.waiting[engine.id] = effect.number
-            # Probes queue for the control pool: each may wait for all that were asked before it.
-            sweep.answer_due = max(sweep.answer_due, due) + self._settings.health_timeout_s / 2
+            # Its answer comes within the time-outs of three requests and of a wait for the pool, however many engines
+            # there are: one that is lost keeps the sweeps from all others no longer.
+            sweep.answer_due = max(sweep.answer_due, due + 2 * self._settings.health_timeout_s)
             decisions.append(effect)
         self._sweep = sweep
         return decisions
