@@ -49,7 +49,7 @@ from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
 from narwhal.control.core.invariants import check
-from narwhal.control.core.liveness import SILENCE, Liveness, note_health, own_silence
+from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
 from narwhal.control.core.picture import Picture
@@ -226,7 +226,7 @@ class Fleet:
 
     def _probe_answered(self, engine: Engine, event: HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
         """The open probe of a suspicion came back."""
-        believed = own_silence(event) if self._liveness.cut_off else event
+        believed = self._liveness.believed(event)
         if isinstance(believed, HealthAnswered):
             return [
                 *note_health(engine, believed, now=now),
