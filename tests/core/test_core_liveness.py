@@ -189,8 +189,11 @@ def test_a_control_that_reaches_nobody_ejects_nobody_whom_proxies_reach() -> Non
         answer(rig, probes, *everybody)
     assert all(rig.holds(e) == set() and rig.engine(e).misses == 0 for e in everybody)
     assert rig.kinds().count(EventKind.CONTROL_CUT_OFF) == 1
+    words = "control is cut off from the engines: that this one does not answer it says nothing"
+    assert words in rig.fleet.explain("d1", now=rig.now).lines
     answer(rig, sweep(rig))
     assert rig.kinds().count(EventKind.CONTROL_BACK) == 1
+    assert words not in rig.fleet.explain("d1", now=rig.now).lines
 
 
 @pytest.mark.rule("L4")

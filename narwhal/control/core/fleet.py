@@ -426,4 +426,5 @@ class Fleet:
         """
         if engine not in self._engines:
             raise CommandRefusedError(Refusal.NOT_FOUND, f"no engine {engine} in this fleet")
-        return self._picture.explain(engine, self._history.get(engine, ()), stored=stored, now=now)
+        history, cut_off = self._history.get(engine, ()), self._liveness.cut_off
+        return self._picture.explain(engine, history, cut_off=cut_off, stored=stored, now=now)
