@@ -6,6 +6,7 @@ a failure is told in full and ends the run before it.
 
 from dataclasses import dataclass, field
 
+from narwhal.measures import LegMeasures
 from narwhal.vocabulary import Outcome, Phase
 
 
@@ -81,9 +82,12 @@ class RequestCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One numbered report. Sequences of a proxy key start at 1 and rise by one; a resent batch equals the first."""
+    """One numbered report. Sequences of a proxy key start at 1 and rise by one; a resent batch equals the first, but
+    has no measures: those speak of a time that is over."""
 
     proxy: ProxyKey
     sequence: int
     runs: tuple[Run, ...] = ()
     requests: RequestCounts = field(default_factory=RequestCounts)
+    measures: tuple[LegMeasures, ...] = ()
+    measured_s: float = 0.0  # over how many seconds, up to now, the measures were taken

@@ -4,7 +4,10 @@ Raises `WireError` for a message that no correct peer would send: unknown enum n
 zero. Fields this version does not know are ignored, as protobuf does.
 """
 
+from math import isfinite
+
 from narwhal._pb import outcome_pb2, placement_pb2
+from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
 from narwhal.vocabulary import Hold, Outcome, Phase
@@ -19,6 +22,13 @@ _PHASES_BACK: dict[int, Phase] = {number: phase for phase, number in _PHASES.ite
 _OUTCOMES = {o: getattr(outcome_pb2, f"LEG_OUTCOME_{o.name}") for o in Outcome}
 _OUTCOMES_BACK: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 _HOLDS = {h.value: h for h in Hold}
+_SKETCHES = {
+    Measure.FIRST: "first_s",
+    Measure.STEP: "step_s",
+    Measure.WAIT: "wait_s",
+    Measure.PROMPT: "prompt_tokens",
+    Measure.OUTPUT: "output_tokens",
+}
 
 
 def phase_to_wire(phase: Phase) -> placement_pb2.Phase:
@@ -217,6 +227,48 @@ def counts_to_wire(counts: RequestCounts) -> outcome_pb2.RequestCounts:
     )
 
 
+def _measures_to_wire(measures: LegMeasures) -> outcome_pb2.LegMeasures:
+    message = outcome_pb2.LegMeasures(
+        engine_id=measures.engine,
+        phase=_PHASES[measures.phase],
+        incarnation=measures.incarnation,
+        waiting=measures.waiting,
+    )
+    for measure, sketch in measures.sketches.items():
+        into = getattr(message, _SKETCHES[measure])
+        into.buckets.extend(sketch.counts.keys())
+        into.counts.extend(sketch.counts.values())
+    return message
+
+
+def _measures_from_wire(message: outcome_pb2.LegMeasures) -> LegMeasures:
+    sketches = {}
+    for measure, name in _SKETCHES.items():
+        if message.HasField(name):
+            sketch: outcome_pb2.Sketch = getattr(message, name)
+            if len(sketch.buckets) != len(sketch.counts) or len(set(sketch.buckets)) != len(sketch.buckets):
+                raise WireError(f"the buckets of {name} and their counts do not fit")
+            sketches[measure] = Sketch(dict(zip(sketch.buckets, sketch.counts, strict=True)))
+    try:
+        return LegMeasures(
+            engine=message.engine_id,
+            phase=phase_from_wire(message.phase),
+            incarnation=message.incarnation,
+            sketches=sketches,
+            waiting=message.waiting,
+        )
+    except WireError:
+        raise
+    except ValueError as error:
+        raise WireError(str(error)) from error
+
+
+def _span_from_wire(measured_s: float) -> float:
+    if not isfinite(measured_s) or measured_s < 0:
+        raise WireError(f"measures cannot be taken over {measured_s} seconds")
+    return measured_s
+
+
 def batch_to_wire(batch: Batch) -> outcome_pb2.ReportBatch:
     """A report as a message."""
     return outcome_pb2.ReportBatch(
@@ -224,6 +276,8 @@ def batch_to_wire(batch: Batch) -> outcome_pb2.ReportBatch:
         sequence=batch.sequence,
         runs=[_run_to_wire(r) for r in batch.runs],
         requests=counts_to_wire(batch.requests),
+        measures=[_measures_to_wire(m) for m in batch.measures],
+        measured_s=batch.measured_s,
     )
 
 
@@ -243,4 +297,6 @@ def batch_from_wire(message: outcome_pb2.ReportBatch) -> Batch:
             cancelled=counts.cancelled,
             retried=counts.retried,
         ),
+        measures=tuple(_measures_from_wire(m) for m in message.measures),
+        measured_s=_span_from_wire(message.measured_s),
     )

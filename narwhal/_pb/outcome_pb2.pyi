@@ -113,17 +113,51 @@ class RequestCounts(_message.Message):
     retried: int
     def __init__(self, served: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ..., cancelled: _Optional[int] = ..., retried: _Optional[int] = ...) -> None: ...
 
+class Sketch(_message.Message):
+    __slots__ = ("buckets", "counts")
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, buckets: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LegMeasures(_message.Message):
+    __slots__ = ("engine_id", "phase", "incarnation", "first_s", "step_s", "wait_s", "prompt_tokens", "output_tokens", "waiting")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    phase: _placement_pb2.Phase
+    incarnation: int
+    first_s: Sketch
+    step_s: Sketch
+    wait_s: Sketch
+    prompt_tokens: Sketch
+    output_tokens: Sketch
+    waiting: int
+    def __init__(self, engine_id: _Optional[str] = ..., phase: _Optional[_Union[_placement_pb2.Phase, str]] = ..., incarnation: _Optional[int] = ..., first_s: _Optional[_Union[Sketch, _Mapping]] = ..., step_s: _Optional[_Union[Sketch, _Mapping]] = ..., wait_s: _Optional[_Union[Sketch, _Mapping]] = ..., prompt_tokens: _Optional[_Union[Sketch, _Mapping]] = ..., output_tokens: _Optional[_Union[Sketch, _Mapping]] = ..., waiting: _Optional[int] = ...) -> None: ...
+
 class ReportBatch(_message.Message):
-    __slots__ = ("proxy", "sequence", "runs", "requests")
+    __slots__ = ("proxy", "sequence", "runs", "requests", "measures", "measured_s")
     PROXY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_S_FIELD_NUMBER: _ClassVar[int]
     proxy: _placement_pb2.ProxyIdentity
     sequence: int
     runs: _containers.RepeatedCompositeFieldContainer[OutcomeRun]
     requests: RequestCounts
-    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., sequence: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[OutcomeRun, _Mapping]]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ...) -> None: ...
+    measures: _containers.RepeatedCompositeFieldContainer[LegMeasures]
+    measured_s: float
+    def __init__(self, proxy: _Optional[_Union[_placement_pb2.ProxyIdentity, _Mapping]] = ..., sequence: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[OutcomeRun, _Mapping]]] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., measures: _Optional[_Iterable[_Union[LegMeasures, _Mapping]]] = ..., measured_s: _Optional[float] = ...) -> None: ...
 
 class ReportAck(_message.Message):
     __slots__ = ("sequence",)

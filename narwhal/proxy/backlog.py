@@ -12,8 +12,9 @@ like failures in a row. Control thereby judges an engine by the newest runs, and
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from narwhal.measures import LegMeasures
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
@@ -95,12 +96,14 @@ class Backlog:
 
     @property
     def sent(self) -> tuple[Batch, ...]:
-        """Batches that were cut and are not acknowledged, oldest first: exactly what a new stream must repeat."""
+        """Batches that were cut and are not acknowledged, oldest first: exactly what a new stream must repeat. Their
+        measures are not among that: they would tell of now what was then."""
         return tuple(self._sent)
 
-    def cut(self) -> Batch | None:
-        """The next batch, numbered and from now on unchangeable; None when nothing waits."""
-        if not self.waiting:
+    def cut(self, measures: tuple[LegMeasures, ...] = (), measured_s: float = 0.0) -> Batch | None:
+        """The next batch, numbered and from now on unchangeable; None when nothing waits and there are no `measures`,
+        taken over the last `measured_s`, to go with it."""
+        if not self.waiting and not measures:
             return None
         taken = list(self._folded.values())  # as many as engines, phases and outcomes can make at most
         self._folded.clear()
@@ -115,7 +118,7 @@ class Backlog:
             requests=self._cut_requests(),
         )
         self._sent.append(batch)
-        return batch
+        return replace(batch, measures=measures, measured_s=measured_s) if measures else batch
 
     def acknowledge(self, sequence: int) -> None:
         """Control has stored everything up to and including `sequence`. One that was never cut raises ValueError."""

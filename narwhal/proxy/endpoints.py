@@ -20,6 +20,7 @@ from narwhal.proxy.attempt import Fault
 from narwhal.proxy.client import Client, ClientServer, Dates
 from narwhal.proxy.errors import Refusal, Reply, reply
 from narwhal.proxy.legs import WATCH_EVERY_S, Legs
+from narwhal.proxy.measuring import Measuring
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.relay import FleetLoad, Relay, Shared
 from narwhal.proxy.seams import Feed, Inflight, Reporter
@@ -70,6 +71,7 @@ class DataPath:
         *,
         inflight: Inflight | None = None,
         metrics: Metrics | None = None,
+        measuring: Measuring | None = None,
         draws: random.Random | None = None,
         exposition: Callable[[], bytes] | None = None,
     ) -> None:
@@ -86,6 +88,8 @@ class DataPath:
         draws = draws if draws is not None else random.Random()
         witness = Witness(reporter, self.metrics, clock)
         self.vigil = Vigil(lambda: feed.settings, lambda: feed.placement, self.legs.heard_at, witness)
+        self.measuring = measuring if measuring is not None else Measuring(clock.monotonic())
+        self.measuring.running = self.vigil.legs
         self._shared = Shared(
             feed=feed,
             inflight=self.inflight,
@@ -93,6 +97,7 @@ class DataPath:
             connector=connector,
             witness=witness,
             vigil=self.vigil,
+            measuring=self.measuring,
             metrics=self.metrics,
             clock=clock,
             draws=draws,

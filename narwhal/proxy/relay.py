@@ -17,6 +17,7 @@ from narwhal.config import ProxySettings
 from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
 from narwhal.connectors.said import said
 from narwhal.connectors.sse import answer_given_up
+from narwhal.connectors.usage import OUTPUT_TOKENS, PROMPT_TOKENS, tokens_said
 from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
@@ -24,6 +25,7 @@ from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Result
 from narwhal.proxy.errors import Reply, reply
 from narwhal.proxy.legs import Legs
+from narwhal.proxy.measuring import Flow, Measuring
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.seams import Feed, Inflight
@@ -70,6 +72,7 @@ class Shared:
     connector: Connector
     witness: Witness
     vigil: Vigil
+    measuring: Measuring
     metrics: Metrics
     clock: Clock
     draws: random.Random
@@ -90,6 +93,7 @@ class Relay:
         "_due",
         "_first_pull",
         "_first_token_at",
+        "_flow",
         "_handoff",
         "_producer",
         "_request",
@@ -116,6 +120,7 @@ class Relay:
         self._attempt = Attempt(policy, shared.budget, due)
         self._connection: EngineConnection | None = None
         self._stream: StreamRelay | None = None
+        self._flow: Flow | None = None
         self._handoff: Handoff | None = None
         self._producer: EngineEntry | None = None
         self._unread = ""  # the producer whose handoff has not been read yet
@@ -167,6 +172,8 @@ class Relay:
         """The client does not read: stop reading from the engine."""
         if self._connection is not None:
             self._connection.pause()
+        if self._flow is not None:
+            self._flow.slow = True
 
     def client_reads(self) -> None:
         """The client has caught up."""
@@ -200,6 +207,8 @@ class Relay:
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)
+        if self._watched is not None and self._stream is not None:
+            self._flow = self._shared.measuring.first_token(self._watched.leg, self._stream, now)
 
     # --- legs ---
 
@@ -242,7 +251,14 @@ class Relay:
             self._producer = entry
             self._unread = entry.id
             shared.inflight.produced(entry.id)
-            return self._attempt.prefilled(entry.id, shared.clock.monotonic())
+            now = shared.clock.monotonic()
+            shared.measuring.prefilled(
+                leg,
+                now,
+                wait_s=leg.started_at - self._arrived_at if step.attempt == 1 else None,
+                prompt_tokens=tokens_said(result.body, PROMPT_TOKENS),
+            )
+            return self._attempt.prefilled(entry.id, now)
         return self._other(leg, result)
 
     async def _decode(self, step: StartLeg) -> Step:
@@ -272,6 +288,7 @@ class Relay:
             return self._failed(leg, LegEnd(Outcome.ANSWER_CUT, detail=detail))
         if isinstance(result, Answer) and result.status == _OK:
             shared.witness.succeeded(leg, Outcome.ANSWER_COMPLETE)
+            shared.measuring.answered(leg, shared.clock.monotonic(), tokens_said(result.body, OUTPUT_TOKENS))
             self._answer = result
             return self._attempt.answered()
         return self._other(leg, result)
@@ -330,6 +347,9 @@ class Relay:
             if self._watched is not None:
                 shared.vigil.end(self._watched)
                 self._watched = None
+            if self._flow is not None:
+                shared.measuring.ended(self._flow, shared.clock.monotonic())
+                self._flow = None
             shared.inflight.end(entry.id)
 
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:

@@ -17,8 +17,10 @@ import structlog
 
 from narwhal._pb import outcome_pb2, outcome_pb2_grpc
 from narwhal.clock import Clock
+from narwhal.measures import LegMeasures
 from narwhal.proxy.backlog import Backlog
 from narwhal.proxy.link import SILENCE_S, Lead
+from narwhal.proxy.measuring import Measuring
 from narwhal.proxy.pace import RETRY_CAP_S, backoff_s
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
@@ -37,9 +39,17 @@ class OutcomeReporter:
     """The data path's `Reporter`: never blocks, never raises."""
 
     def __init__(
-        self, backlog: Backlog, *, wait_lead: Callable[[], Awaitable[Lead]], clock: Clock, rng: Random
+        self,
+        backlog: Backlog,
+        measuring: Measuring,
+        *,
+        wait_lead: Callable[[], Awaitable[Lead]],
+        clock: Clock,
+        rng: Random,
     ) -> None:
         self.backlog = backlog
+        self._measuring = measuring
+        self._measured_at = clock.monotonic()
         self._wait_lead = wait_lead
         self._clock = clock
         self._rng = rng
@@ -141,10 +151,19 @@ class OutcomeReporter:
     async def _send_new(self, call: _Call) -> None:
         self._urgent = False
         while len(self.backlog.sent) < WINDOW:
-            batch = self.backlog.cut()
+            batch = self.backlog.cut(*self._measured())
             if batch is None:
                 return
             await call.write(batch_to_wire(batch))
+
+    def _measured(self) -> tuple[tuple[LegMeasures, ...], float]:
+        """What legs took, with the first batch of a second: many failures make many batches."""
+        now = self._clock.monotonic()
+        # The timer of the second that is over may fire a moment before its end.
+        if now - self._measured_at < SUCCESSES_EVERY_S * 0.9:
+            return (), 0.0
+        self._measured_at = now
+        return self._measuring.take(now)
 
     async def _take_acks(self, call: _Call) -> str:
         while True:

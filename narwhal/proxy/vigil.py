@@ -5,7 +5,7 @@ Decides: which leg is told of as stalled, which stream ends, which engine is avo
 (control asks them), nor whether a suspicion is right.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from narwhal.config import ProxySettings
@@ -58,6 +58,10 @@ class Vigil:
     def running(self) -> int:
         """Legs that are watched."""
         return len(self._running)
+
+    def legs(self) -> Iterable[Watched]:
+        """The legs that are watched."""
+        return self._running
 
     def begin(self, watched: Watched) -> None:
         """A leg's request is written."""

@@ -34,6 +34,7 @@ from narwhal.proxy.errors import reply
 from narwhal.proxy.garbage import collect_seldom
 from narwhal.proxy.line import Line, Start
 from narwhal.proxy.link import Dial, Introduction, say_goodbye
+from narwhal.proxy.measuring import Measuring
 from narwhal.proxy.metrics import Metrics, ProxyCollector
 from narwhal.proxy.reporter import OutcomeReporter
 from narwhal.proxy.seams import Inflight
@@ -84,8 +85,13 @@ class Worker:
             rng=random.Random(),
             settings=ProxySettings.from_json(start.settings.encode()) if start.settings else None,
         )
+        self._measuring = Measuring(clock.monotonic())
         self._reporter = OutcomeReporter(
-            Backlog(start.proxy), wait_lead=self._view.wait_lead, clock=clock, rng=random.Random()
+            Backlog(start.proxy),
+            self._measuring,
+            wait_lead=self._view.wait_lead,
+            clock=clock,
+            rng=random.Random(),
         )
         self._metrics.gauges["placement_age_seconds"] = self._view.placement_age_s
         self._metrics.gauges["outcomes_unacknowledged"] = lambda: self._reporter.unacknowledged
@@ -149,6 +155,7 @@ class Worker:
             connector,
             inflight=self._inflight,
             metrics=self._metrics,
+            measuring=self._measuring,
             draws=random.Random(),
             exposition=self._exposition,
         )

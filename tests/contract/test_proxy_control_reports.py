@@ -12,6 +12,7 @@ from narwhal.clock import RealClock
 from narwhal.proxy import reporter as reporter_module
 from narwhal.proxy.backlog import Backlog
 from narwhal.proxy.link import Introduction
+from narwhal.proxy.measuring import Measuring
 from narwhal.proxy.reporter import OutcomeReporter
 from narwhal.proxy.seams import Inflight
 from narwhal.proxy.view import PlacementView
@@ -47,7 +48,9 @@ async def reporting(*addresses: str) -> AsyncIterator[OutcomeReporter]:
         clock=RealClock(),
         rng=random.Random(1),
     )
-    reporter = OutcomeReporter(Backlog(ME), wait_lead=view.wait_lead, clock=RealClock(), rng=random.Random(2))
+    clock = RealClock()
+    measuring = Measuring(clock.monotonic())
+    reporter = OutcomeReporter(Backlog(ME), measuring, wait_lead=view.wait_lead, clock=clock, rng=random.Random(2))
     tasks = [asyncio.create_task(view.run()), asyncio.create_task(reporter.run())]
     try:
         yield reporter

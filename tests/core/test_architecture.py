@@ -13,6 +13,7 @@ PURE = [
     PACKAGE / "vocabulary.py",
     PACKAGE / "placement.py",
     PACKAGE / "reports.py",
+    PACKAGE / "measures.py",
     *sorted((PACKAGE / "control" / "core").glob("*.py")),
     PACKAGE / "proxy" / "attempt.py",
     PACKAGE / "proxy" / "outcome.py",

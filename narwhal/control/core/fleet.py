@@ -58,6 +58,7 @@ from narwhal.control.core.publication import PlacementContent
 from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.signals import Signals
 from narwhal.control.core.summary import Summary
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
@@ -89,6 +90,7 @@ class Fleet:
         self._liveness = Liveness(settings, self._engines, now=now)
         self._models = ModelChecks(settings, self._engines)
         self._drains = Drains(settings, self._engines, self._proxies)
+        self._signals = Signals(self._engines)
         self._commands = Commands(
             self._engines,
             suspicions=self._suspicions,
@@ -104,6 +106,7 @@ class Fleet:
             suspicions=self._suspicions,
             liveness=self._liveness,
             models=self._models,
+            signals=self._signals,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
         self._picture = Picture(
@@ -160,6 +163,7 @@ class Fleet:
             case Stage.DRAINS:
                 decisions += self._drains.tick(now=now)
             case Stage.ROLLOVER:
+                self._signals.rollover(now=now)
                 self._tallies.drop_old(now=now)
                 self._proxies.drop_old(now=now)
                 self._witnesses.forget_others(self._tallies.cursors)
@@ -351,6 +355,7 @@ class Fleet:
         self._liveness.forget(engine)
         self._models.forget(engine)
         self._witnesses.forget_engine(engine)
+        self._signals.forget(engine)
 
     def _expire(self, now: float) -> list[Effect]:
         """Holds end at their deadline, whatever woke us."""

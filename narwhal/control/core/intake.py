@@ -12,6 +12,7 @@ from narwhal.control.core.evidence import CLASS_OF, CLEARS, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.signals import Signals
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.witnesses import AT_FAULT, Witnesses
@@ -32,6 +33,7 @@ class Intake:
         suspicions: Suspicions,
         liveness: Liveness,
         models: ModelChecks,
+        signals: Signals,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -40,6 +42,7 @@ class Intake:
         self._suspicions = suspicions
         self._liveness = liveness
         self._models = models
+        self._signals = signals
 
     def configure(self, settings: CoreSettings) -> None:
         """The fleet file changed."""
@@ -50,6 +53,7 @@ class Intake:
         decided before the next one is judged."""
         if not self._tallies.accept(batch, connected=connected, now=now):
             return
+        self._signals.take(batch, now=now)
         for run in batch.runs:
             engine = self._engines.get(run.engine)
             if engine is None:

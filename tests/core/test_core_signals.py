@@ -1,0 +1,118 @@
+"""What proxies measured: which of it counts, and for how long."""
+
+from typing import Any
+
+from narwhal.control.core.engine import Engine, joining
+from narwhal.control.core.settings import EngineSpec
+from narwhal.control.core.signals import Signals
+from narwhal.measures import LegMeasures, Measure, Sketch
+from narwhal.reports import Batch, ProxyKey
+from narwhal.vocabulary import Phase
+
+EDGE = ProxyKey(id="edge", slot=0, boot=1)
+OTHER = ProxyKey(id="other", slot=0, boot=1)
+
+
+def admitted(name: str) -> Engine:
+    engine = joining(EngineSpec(id=name, url=f"http://{name}", role=Phase.DECODE), now=0.0)
+    engine.admit(identity=None, ramp_s=0.0, now=0.0)
+    return engine
+
+
+def sketch(*values: float) -> Sketch:
+    made = Sketch()
+    for value in values:
+        made.add(value)
+    return made
+
+
+class Kept:
+    """The signals of one engine, `d`."""
+
+    def __init__(self) -> None:
+        self.engine = admitted("d")
+        self.signals = Signals({"d": self.engine})
+
+    def tell(
+        self,
+        *steps: float,
+        proxy: ProxyKey = EDGE,
+        over_s: float = 1.0,
+        now: float = 0.0,
+        waiting: int = 0,
+        **more: Any,
+    ) -> None:
+        fields = {"engine": "d", "phase": Phase.DECODE, "incarnation": self.engine.incarnation, **more}
+        sketches = {Measure.STEP: sketch(*steps)} if steps else {}
+        measures = LegMeasures(sketches=sketches, waiting=waiting, **fields)
+        self.signals.take(Batch(proxy=proxy, sequence=1, measures=(measures,), measured_s=over_s), now=now)
+
+    def counted(self, windows: int = 10) -> int:
+        return self.signals.sketch(["d"], Phase.DECODE, Measure.STEP, windows=windows).total
+
+    def waiting(self, now: float) -> int:
+        return self.signals.waiting("d", Phase.DECODE, now=now)
+
+
+def test_a_window_is_seen_once_it_is_closed_and_for_ten_intervals() -> None:
+    kept = Kept()
+    kept.tell(0.1, 0.2)
+    assert kept.counted() == 0
+    kept.signals.rollover(now=1.0)
+    assert (kept.counted(), kept.counted(windows=1)) == (2, 2)
+    kept.signals.rollover(now=2.0)
+    assert (kept.counted(), kept.counted(windows=1)) == (2, 0)
+    for n in range(8):
+        kept.signals.rollover(now=3.0 + n)
+    assert kept.counted() == 2
+    kept.signals.rollover(now=20.0)
+    assert kept.counted() == 0
+
+
+def test_proxies_add_up() -> None:
+    kept = Kept()
+    kept.tell(0.1, 0.2, waiting=3)
+    kept.tell(0.1, proxy=OTHER, waiting=4)
+    kept.signals.rollover(now=1.0)
+    assert (kept.counted(), kept.waiting(1.0)) == (3, 7)
+
+
+def test_who_waits_is_believed_until_told_otherwise_or_two_and_a_half_seconds() -> None:
+    kept = Kept()
+    kept.tell(waiting=3)
+    kept.tell(waiting=5, now=1.0)
+    assert (kept.waiting(1.0), kept.waiting(3.4), kept.waiting(3.5)) == (5, 5, 0)
+    kept.tell(0.1, now=2.0)
+    assert kept.waiting(2.0) == 0
+
+
+def test_measures_of_another_incarnation_or_an_unknown_engine_do_not_count() -> None:
+    kept = Kept()
+    kept.tell(0.1, incarnation=2)
+    kept.tell(0.1, engine="e")
+    kept.signals.rollover(now=1.0)
+    assert kept.counted() == 0
+
+
+def test_measures_from_while_control_was_away_do_not_count() -> None:
+    kept = Kept()
+    kept.tell(0.1, over_s=5.1)
+    kept.signals.rollover(now=1.0)
+    assert kept.counted() == 0
+    kept.tell(0.1, over_s=5.0)
+    kept.signals.rollover(now=2.0)
+    assert kept.counted() == 1
+
+
+def test_an_engine_that_is_out_is_not_measured_and_what_was_is_forgotten() -> None:
+    kept = Kept()
+    kept.tell(0.1, waiting=1)
+    kept.signals.rollover(now=1.0)
+    kept.tell(0.1)
+    kept.signals.forget("d")
+    kept.signals.rollover(now=2.0)
+    assert (kept.counted(), kept.waiting(1.0)) == (0, 0)
+    kept.engine.eject("for a test", now=2.0)
+    kept.tell(0.1)
+    kept.signals.rollover(now=3.0)
+    assert kept.counted() == 0
