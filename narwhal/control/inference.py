@@ -50,10 +50,11 @@ class _Leg:
         self._clock = clock
         self._began = clock.monotonic()
 
-    def seen(self, outcome: Outcome, detail: str = "", *, status: int = 0) -> LegSeen:
-        """How it ended."""
+    def seen(self, outcome: Outcome, detail: str = "", *, status: int = 0, pace: "_Pace | None" = None) -> LegSeen:
+        """How it ended, and at which pace its tokens had come."""
         elapsed_s = self._clock.monotonic() - self._began
-        return LegSeen(outcome=outcome, status=status, detail=detail, elapsed_s=elapsed_s)
+        step_s, steps = pace.seen() if pace is not None else (0.0, 0)
+        return LegSeen(outcome=outcome, status=status, detail=detail, elapsed_s=elapsed_s, step_s=step_s, steps=steps)
 
     def refused(self, status: int, body: bytes) -> LegSeen:
         """It was answered with another status than 200."""
@@ -187,7 +188,7 @@ class _Transfer:
         """Streams a completion to its end. Each silence is bounded, and all of them together."""
         leg = _Leg("decode", self._clock)
         bound_s = self._request.silence_s
-        stream = _Stream()
+        stream, pace = _Stream(), _Pace(self._clock)
         try:
             async with (
                 asyncio.timeout(bound_s * (self._request.tokens + 1)),
@@ -198,13 +199,15 @@ class _Transfer:
                     return leg.refused(response.status, await whole(response))
                 stream.begun = True
                 async for chunk in response.content.iter_any():
-                    if stream.feed(chunk):
+                    over = stream.feed(chunk)
+                    pace.tokens(stream.tokens)
+                    if over:
                         break
                     if stream.token:  # what comes before the first token is no progress
                         silence.reschedule(asyncio.get_running_loop().time() + bound_s)
         except (aiohttp.ClientError, OSError) as error:
             return _interrupted(leg, stream, self._client.told(leg.what, error, bound_s))
-        return leg.seen(stream.outcome, f"{leg.what}: {stream.words}", status=200)
+        return leg.seen(stream.outcome, f"{leg.what}: {stream.words}", status=200, pace=pace)
 
 
 def _interrupted(leg: _Leg, stream: "_Stream", nothing: NoAnswer) -> LegSeen:
@@ -217,17 +220,44 @@ def _interrupted(leg: _Leg, stream: "_Stream", nothing: NoAnswer) -> LegSeen:
     return leg.seen(outcome, str(nothing), status=200 if stream.begun else 0)
 
 
+class _Pace:
+    """When the tokens of a stream came: from the first to the last, those that came with the first apart."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
+
+    def tokens(self, count: int) -> None:
+        """So many have come until now."""
+        if count > self._last[1]:
+            self._last = (self._clock.monotonic(), count)
+            self._first = self._first or self._last
+
+    def seen(self) -> tuple[float, int]:
+        """Seconds for each token after the first, and how many those were; nothing where all came at once."""
+        if self._first is None or self._last[1] == self._first[1]:
+            return 0.0, 0
+        steps = self._last[1] - self._first[1]
+        return (self._last[0] - self._first[0]) / steps, steps
+
+
 class _Stream:
     """What a stream has come to so far. `outcome` and `words` are how it ended, if nothing follows."""
 
     def __init__(self) -> None:
         self.begun = False  # the response's head has come
-        self.token = False
+        self.tokens = 0
         self.outcome = Outcome.STREAM_CUT
         self.words = "closed without its terminal marker"
         self._over = False
         self._buffer = b""
         self._scanned = 0
+
+    @property
+    def token(self) -> bool:
+        """Whether the first token has come."""
+        return self.tokens > 0
 
     def feed(self, data: bytes) -> bool:
         """Takes bytes; True once nothing that follows can change the outcome."""
@@ -243,8 +273,8 @@ class _Stream:
 
     def _take(self, event: bytes) -> None:
         kind = classify(event, token_seen=self.token)
-        if kind is Event.TOKEN:
-            self.token = True
+        if kind is Event.TOKEN or (kind is Event.OTHER and self.tokens):  # later ones are not told apart
+            self.tokens += 1
         elif kind is Event.MARKER and self.token:
             self._end(Outcome.STREAM_COMPLETE, "complete")
         elif kind is Event.MARKER:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from narwhal.config import FleetConfig
-from narwhal.control.core.settings import CoreSettings, EngineSpec
+from narwhal.control.core.settings import CoreSettings, DriftSettings, EngineSpec
 from narwhal.control.engine_client import ProbeSettings
 
 
@@ -54,6 +54,7 @@ def core_settings(config: FleetConfig) -> CoreSettings:
         kv_first_pull_timeout_s=engine.kv_first_pull_timeout_s,
         placement_max_age_s=config.proxy.placement_max_age_s,
         attested=config.engine_contract is not None,
+        drift=DriftSettings(**recovery.health.model_dump()),
     )
 
 

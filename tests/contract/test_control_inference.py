@@ -71,6 +71,23 @@ async def test_a_transfer_reads_the_handoff_it_made_and_streams_sixteen_tokens(
     assert min(prompts) > 16, "a prompt shorter than a block proves no transfer"
 
 
+@pytest.mark.rule("H5")
+async def test_a_probe_measures_the_pace_of_its_tokens_not_the_wait_for_the_first(
+    client: EngineClient, pair: Pair
+) -> None:
+    producer, consumer = pair
+    usual = await probe(client, consumer, producer, silence_s=3.0)
+    await consumer.set_fault("slow-tokens", factor=6.0)
+    await consumer.set_fault("slow-first-token", seconds=0.5)
+    slow = await probe(client, consumer, producer, silence_s=3.0)
+    assert usual.consumed is not None
+    assert slow.consumed is not None
+    # The simulated engine takes 5 ms for a token; several may come in one piece of the stream.
+    assert 0.004 <= usual.consumed.step_s <= 0.02
+    assert 0.027 <= slow.consumed.step_s <= 0.06
+    assert slow.consumed.steps >= 10
+
+
 @pytest.mark.rule("F6")
 async def test_without_a_producer_one_engine_completes_alone(client: EngineClient, pair: Pair) -> None:
     producer, consumer = pair

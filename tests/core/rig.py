@@ -30,6 +30,7 @@ from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.control.core.view import EngineView
+from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
 
@@ -192,11 +193,45 @@ class Rig:
         proxy: ProxyKey = EDGE,
         sequence: int | None = None,
         requests: RequestCounts | None = None,
+        measures: tuple[LegMeasures, ...] = (),
     ) -> tuple[Effect, ...]:
         number = self._sequences.get(proxy, 0) + 1 if sequence is None else sequence
         self._sequences[proxy] = max(number, self._sequences.get(proxy, 0))
-        batch = Batch(proxy=proxy, sequence=number, runs=runs, requests=requests or RequestCounts())
+        batch = Batch(
+            proxy=proxy,
+            sequence=number,
+            runs=runs,
+            requests=requests or RequestCounts(),
+            measures=measures,
+            measured_s=1.0,
+        )
         return self.send(Reported(batch=batch))
+
+    def measure(
+        self,
+        engine: str,
+        *,
+        first: float = 0.0,
+        step: float = 0.0,
+        count: int = 20,
+        waiting: int = 0,
+        phase: Phase | None = None,
+        proxy: ProxyKey = EDGE,
+    ) -> tuple[Effect, ...]:
+        """A proxy has measured `count` equal legs."""
+        sketches = {}
+        for measure, value in ((Measure.FIRST, first), (Measure.STEP, step)):
+            if value:
+                sketches[measure] = Sketch()
+                sketches[measure].add(value, count)
+        measures = LegMeasures(
+            engine=engine,
+            phase=phase or self.engine(engine).role,
+            incarnation=self.fleet.incarnations()[engine],
+            sketches=sketches,
+            waiting=waiting,
+        )
+        return self.batch(proxy=proxy, measures=(measures,))
 
     # --- what the shell answers -----------------------------------------------------------------------------------
 
@@ -238,15 +273,21 @@ class Rig:
         )
 
     def answer_step(
-        self, probe: ProbeInference, produced: Outcome | None = None, consumed: Outcome | None = None
+        self,
+        probe: ProbeInference,
+        produced: Outcome | None = None,
+        consumed: Outcome | None = None,
+        *,
+        step_s: float = 0.0,
     ) -> tuple[Effect, ...]:
+        read = None if consumed is None else replace(leg(consumed), step_s=step_s, steps=15 if step_s else 0)
         return self.send(
             InferenceAnswered(
                 engine=probe.engine,
                 incarnation=probe.incarnation,
                 number=probe.number,
                 produced=None if produced is None else leg(produced),
-                consumed=None if consumed is None else leg(consumed),
+                consumed=read,
             )
         )
 
@@ -279,16 +320,16 @@ class Rig:
             )
         )
 
-    def works(self, probe: ProbeInference) -> tuple[Effect, ...]:
+    def works(self, probe: ProbeInference, *, step_s: float = 0.0) -> tuple[Effect, ...]:
         """The step comes back as it does from healthy engines."""
         produced = None if probe.producer is None else Outcome.HANDOFF
-        return self.answer_step(probe, produced, Outcome.STREAM_COMPLETE)
+        return self.answer_step(probe, produced, Outcome.STREAM_COMPLETE, step_s=step_s)
 
-    def pass_probe(self, effects: Iterable[Effect]) -> list[Effect]:
+    def pass_probe(self, effects: Iterable[Effect], *, step_s: float = 0.0) -> list[Effect]:
         """Answer every step of a probe with success until it is over; returns the effects of the last."""
         last = list(effects)
         while asked := of(last, ProbeInference):
-            last = [x for step in asked for x in self.works(step)]
+            last = [x for step in asked for x in self.works(step, step_s=step_s)]
         return last
 
     # --- what is to be seen ---------------------------------------------------------------------------------------

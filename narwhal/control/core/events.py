@@ -80,6 +80,8 @@ class LegSeen:
     status: int = 0
     detail: str = ""
     elapsed_s: float = 0.0
+    step_s: float = 0.0  # seconds for each token after the first, 0 where that was not to be seen
+    steps: int = 0  # how many tokens that is the mean of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,6 +302,8 @@ class EventKind(StrEnum):
     HOLD_ENDED = "hold_ended"
     LAST_ENGINE_KEPT = "last_engine_kept"  # serves in spite of a soft hold (spec H2)
     HEALTH_CHANGED = "health_changed"
+    FLEET_SLOW = "fleet_slow"  # most engines drift: it is overload, not an engine (spec H5)
+    FLEET_USUAL = "fleet_usual"
     PROBE_STARTED = "probe_started"
     PROBE_ENDED = "probe_ended"
     RELAPSED = "relapsed"

@@ -38,6 +38,7 @@ def explain(
         *_drained(view),
         *_found_out(view),
         *_evidence(view),
+        *_pace(view),
         *_health(view, cut_off),
         *_checks(view),
         *(f"{ago(entry.age_s)}: {entry.message}" for entry in told),
@@ -107,6 +108,15 @@ def _evidence(view: EngineView) -> Iterator[str]:
         yield f"liveness: {silent(view.misses)}"
     if not any(known.streak for known in view.evidence) and not view.misses:
         yield "evidence: none now"
+
+
+def _pace(view: EngineView) -> Iterator[str]:
+    drift = view.drift
+    if drift is None:
+        return
+    row = f"{drift.drifting} slow windows" if drift.drifting else f"{drift.good} good windows"
+    took = f"{drift.step_s * 1000:.1f} ms a token in the last window where {drift.usual_s * 1000:.1f} ms are usual"
+    yield f"decode latency: {took}; {row} in a row"
 
 
 def _health(view: EngineView, cut_off: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from narwhal.control.core import telling
 from narwhal.control.core.commands import Commands
 from narwhal.control.core.decisions import Admission, Decision, Ejection, Settled
 from narwhal.control.core.drain import Drains
+from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import (
     Answer,
@@ -91,6 +92,7 @@ class Fleet:
         self._models = ModelChecks(settings, self._engines)
         self._drains = Drains(settings, self._engines, self._proxies)
         self._signals = Signals(self._engines)
+        self._drift = Drift(settings.drift, self._engines, self._suspicions, now=now)
         self._commands = Commands(
             self._engines,
             suspicions=self._suspicions,
@@ -107,6 +109,7 @@ class Fleet:
             liveness=self._liveness,
             models=self._models,
             signals=self._signals,
+            drift=self._drift,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
         self._picture = Picture(
@@ -119,6 +122,7 @@ class Fleet:
             readmission=self._readmission,
             suspicions=self._suspicions,
             drains=self._drains,
+            drift=self._drift,
         )
         self._summary = Summary(self._picture)
         self._roster.load(settings, saved.engines if saved is not None else {}, now=now)
@@ -141,6 +145,7 @@ class Fleet:
                 self._readmission.restore(engine, due=now + (known or 0.0))
             elif engine.standing is Standing.IN_SERVICE:
                 self._suspicions.restore(engine, now=now)
+                self._drift.restore(engine)
 
     # --- events in, effects out ---------------------------------------------------------------------------------------
 
@@ -160,10 +165,12 @@ class Fleet:
         match stage:
             case Stage.HEALTH:
                 decisions += [*self._suspicions.tick(now=now), *self._models.tick(now=now)]
+                decisions += self._drift.tick(now=now)
             case Stage.DRAINS:
                 decisions += self._drains.tick(now=now)
             case Stage.ROLLOVER:
                 self._signals.rollover(now=now)
+                self._drift.rollover(now=now)
                 self._tallies.drop_old(now=now)
                 self._proxies.drop_old(now=now)
                 self._witnesses.forget_others(self._tallies.cursors)
@@ -236,6 +243,7 @@ class Fleet:
                 *note_health(engine, believed, now=now),
                 *self._suspicions.health_answered(engine, believed, now=now),
             ]
+        self._drift.probed(self._suspicions.reader(engine.id), believed.consumed)
         return self._suspicions.inference_answered(engine, believed, now=now)
 
     def _check_answered(self, engine: Engine, event: CheckAnswered, now: float) -> list[Decision]:
@@ -297,12 +305,14 @@ class Fleet:
         self._monitor.configure(failure_limit=settings.monitor_failure_limit)
         self._proxies.configure(max_age_s=settings.placement_max_age_s)
         self._liveness.configure(settings, now=now)
+        self._drift.configure(settings.drift, now=now)
         for machine in (self._readmission, self._suspicions, self._models, self._intake, self._picture, self._drains):
             machine.configure(settings)
         decisions: list[Decision] = []
         for change in self._roster.reload(settings, now=now):
             if change.anew:
                 self._forget(change.engine, now)
+                self._drift.forget(change.engine)
                 self._suspicions.removed(change.engine, now=now)
                 decisions += self._readmission.removed(change.engine)
             if change.gone is not None:
@@ -344,11 +354,11 @@ class Fleet:
 
     def _admit(self, decision: Admission, now: float) -> list[Effect]:
         engine = self._engines[decision.engine]
-        first = engine.standing is Standing.JOINING
+        first, before = engine.standing is Standing.JOINING, engine.identity
         self._suspicions.readmitted(engine, now=now)
         engine.admit(identity=decision.identity, ramp_s=self._settings.ramp_s, now=now)
         self._readmission.forget(engine.id)
-        return [telling.admitted(engine, first=first)]
+        return [telling.admitted(engine, first=first), *self._drift.admitted(engine, before=before)]
 
     def _forget(self, engine: str, now: float) -> None:
         """What is under way about an engine, or was said of it, is of an incarnation that is over."""

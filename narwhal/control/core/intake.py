@@ -7,6 +7,7 @@ Decides: which outcomes count for or against an engine. It cannot see: what foll
 from collections.abc import Iterator, Mapping
 
 from narwhal.control.core.decisions import Decision
+from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.evidence import CLASS_OF, CLEARS, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
@@ -34,6 +35,7 @@ class Intake:
         liveness: Liveness,
         models: ModelChecks,
         signals: Signals,
+        drift: Drift,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -43,6 +45,7 @@ class Intake:
         self._liveness = liveness
         self._models = models
         self._signals = signals
+        self._drift = drift
 
     def configure(self, settings: CoreSettings) -> None:
         """The fleet file changed."""
@@ -53,7 +56,8 @@ class Intake:
         decided before the next one is judged."""
         if not self._tallies.accept(batch, connected=connected, now=now):
             return
-        self._signals.take(batch, now=now)
+        for measures in self._signals.take(batch, now=now):
+            self._drift.measured(measures)
         for run in batch.runs:
             engine = self._engines.get(run.engine)
             if engine is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from narwhal.control.core.coverage import Candidate, cover, uncovered
 from narwhal.control.core.drain import Drains
+from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.explain import explain
 from narwhal.control.core.monitor import Monitor
@@ -38,6 +39,7 @@ class Picture:
         readmission: Readmission,
         suspicions: Suspicions,
         drains: Drains,
+        drift: Drift,
     ) -> None:
         self._settings = settings
         self._roster = roster
@@ -49,6 +51,7 @@ class Picture:
         self._readmission = readmission
         self._suspicions = suspicions
         self._drains = drains
+        self._drift = drift
         self._revision = -1
         self._candidates: tuple[Candidate, ...] = ()
         self._content: PlacementContent | None = None
@@ -125,6 +128,7 @@ class Picture:
             suspicion=self._readmission.words(engine.id) if suspicion is None else suspicion.words(now=now),
             gate_in_s=None if due is None else max(0.0, due - now),
             waits_for=self._drains.waits_for(engine, now=now),
+            drift=self._drift.view(engine.id),
             limit=self._settings.eject_after,
             now=now,
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from narwhal.control.core.coverage import Candidate, cover
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.telling import failure_words
-from narwhal.control.core.view import CheckView, DrainView, EngineView, EvidenceView, HealthView, HoldView
+from narwhal.control.core.view import CheckView, DrainView, DriftView, EngineView, EvidenceView, HealthView, HoldView
 from narwhal.placement import EngineEntry
 from narwhal.vocabulary import HARD_HOLDS, Check, FailureClass, Hold, Phase
 
@@ -45,6 +45,7 @@ def engine_view(
     suspicion: str,
     gate_in_s: float | None,
     waits_for: tuple[str, ...],
+    drift: DriftView | None,
     limit: int,
     now: float,
 ) -> EngineView:
@@ -86,6 +87,7 @@ def engine_view(
         suspicion=suspicion,
         gate_in_s=gate_in_s,
         drain=_drain(engine, waits_for, now),
+        drift=drift,
     )
 
 

@@ -23,6 +23,18 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DriftSettings:
+    """Performance drift (spec H5): `recovery.health` of the fleet file."""
+
+    window_s: float = 30.0
+    drift_band: float = 2.0  # a window drifts above so many times the baseline
+    min_samples: int = 3  # of a window, to be judged
+    probation_windows: int = 3
+    evict_windows: int = 5
+    recovery_windows: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CoreSettings:
     """What the core knows of the fleet file. Defaults are those of the fleet file."""
 
@@ -46,6 +58,7 @@ class CoreSettings:
     kv_first_pull_timeout_s: float = 20.0
     placement_max_age_s: float = 600.0
     attested: bool = False  # the fleet has an engine_contract
+    drift: DriftSettings = DriftSettings()
 
     @property
     def readmit_interval_s(self) -> float:

@@ -203,14 +203,28 @@ class Suspicions:
                 decisions += self._try(engine, suspicion, told="again", now=now)
         return decisions
 
-    def ask(self, engine: Engine, *, now: float) -> list[Decision]:
-        """An operator wants an inference probe now. Only while none is open."""
+    def ask(self, engine: Engine, *, why: str = ASKED_FOR, now: float) -> list[Decision]:
+        """An operator wants an inference probe now, or `why` says who else. Only while none is open."""
         suspicion = self.known.get(engine.id)
         if suspicion is None or suspicion.action is not Action.INFERENCE_PROBE:
             classes = suspicion.classes if suspicion is not None else set()
-            suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=ASKED_FOR, classes=classes)
+            suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=why, classes=classes)
             self.known[engine.id] = suspicion
-        return self._try(engine, suspicion, told=ASKED_FOR, now=now)
+        return self._try(engine, suspicion, told=why, now=now)
+
+    def look_into(self, engine: Engine, why: str, *, now: float) -> list[Decision]:
+        """An inference probe would tell more about an engine in service. Nothing when one is under way, or comes by
+        itself."""
+        suspicion = self.known.get(engine.id)
+        if suspicion is not None and (suspicion.open or suspicion.held):
+            return []
+        return self.ask(engine, why=why, now=now)
+
+    def reader(self, engine: str) -> str:
+        """Who decodes in the open step of this engine's inference probe."""
+        suspicion = self.known[engine]
+        step = suspicion.probe.step if suspicion.probe is not None and not suspicion.checking else None
+        return engine if step is None else step.consumer
 
     def _try(self, engine: Engine, suspicion: Suspicion, *, told: str, now: float) -> list[Decision]:
         started = telling.probe_started(engine.id, suspicion.action, told)

@@ -185,6 +185,18 @@ def blamed(producer: str, reason: str) -> Record:
     return Record(kind=EventKind.PRODUCER_BLAMED, message=message, engine=producer)
 
 
+def overload(drifting: int, scored: int) -> Record:
+    """Most engines are slower than usual in one window: that says nothing about any of them."""
+    message = f"{drifting} of {scored} engines take longer than usual for a token: the fleet is overloaded, none of "
+    return Record(kind=EventKind.FLEET_SLOW, message=f"{message}them is put on probation for it")
+
+
+def overload_over() -> Record:
+    """Engines are judged one by one again."""
+    message = "most engines take as long as usual for a token again"
+    return Record(kind=EventKind.FLEET_USUAL, message=message)
+
+
 def kept(engine: str, phases: str) -> Record:
     """Last-engine protection."""
     message = f"engine {engine} serves {phases} in spite of its holds: no other engine can"

@@ -75,6 +75,17 @@ class DrainView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DriftView:
+    """The newest window in which an engine's decode latency was judged (spec H5)."""
+
+    step_s: float  # seconds per output token, the median
+    usual_s: float  # what it was judged by: its baseline
+    samples: int
+    drifting: int  # drifting windows in a row
+    good: int  # good windows in a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineView:
     """One engine."""
 
@@ -99,6 +110,7 @@ class EngineView:
     suspicion: str = ""  # what is being found out about it, in words
     gate_in_s: float | None = None  # until its gate is tried next by itself
     drain: DrainView | None = None
+    drift: DriftView | None = None  # None before its decode latency was first judged
 
     @property
     def eligible(self) -> bool:
