@@ -5,7 +5,7 @@ the logs of control and proxies, of users and of the simulated engines: all on o
 
 | what | from | to | aim |
 |---|---|---|---|
-| killed, connections refused | the third failure | the last proxy's acknowledgement that it is out | 50 ms |
+| killed, connections refused | the third failure in a row | the last proxy's acknowledgement that it is out | 50 ms |
 | headers and no token | the third first-token deadline | the verification hold | one monitor interval |
 | streams that stall | the third has been silent for `recovery.stall_s` | the verification hold | one monitor interval |
 """
@@ -112,9 +112,13 @@ def logged(programs: list[Program], event: str, *, since: float, **fields: Any) 
     ]
 
 
-def third(instants: list[list[float]]) -> float:
-    """The third of all."""
-    return sorted(itertools.chain.from_iterable(instants))[2]
+def decisive(made: Scene, *, since: float) -> float:
+    """When a proxy saw the failure that the victim was ejected for, the third in a row as control counts: a proxy tells
+    its successes with its next failure, so what others have failed before may not count any more."""
+    (ejected, *_) = [e for e in made.control.events() if e.get("kind") == "engine_ejected" and _at(e) >= since]
+    request = str(ejected["event"]).rpartition(", request ")[2].rsplit("-", 2)[0]
+    failures = logged(made.proxies, "leg_failed", since=since, engine=VICTIM, request_id=request)
+    return next(itertools.chain.from_iterable(failures))
 
 
 async def acknowledged(made: Scene, watch: Watch) -> float:
@@ -140,7 +144,7 @@ async def refused(made: Scene, watch: Watch, seen: Streams, began: float) -> flo
     acks = asyncio.create_task(acknowledged(made, watch))
     await made.kill(VICTIM)
     last = await acks
-    return last - third(logged(made.proxies, "leg_failed", since=began, engine=VICTIM))
+    return last - decisive(made, since=began)
 
 
 async def no_token(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
