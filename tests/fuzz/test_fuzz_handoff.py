@@ -19,7 +19,7 @@ from tests.core.test_core_handoff import ENGINES, busy
 from tests.fuzz.messages import fuzz
 
 WALL = 5000.0
-VALUES = (
+VALUES: st.SearchStrategy[Any] = (
     st.none()
     | st.booleans()
     | st.integers(-3, 3)

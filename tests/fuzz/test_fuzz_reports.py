@@ -64,7 +64,13 @@ def test_any_report_is_refused_or_counted(reports: list[outcome_pb2.ReportBatch]
 def test_counts_that_no_fleet_ever_reaches_are_refused_and_the_state_stays_storable() -> None:
     fleet = rig()
     most = outcome_pb2.RequestCounts(served=2**64 - 1)
-    run = outcome_pb2.OutcomeRun(engine_id="d1", phase=2, incarnation=1, outcome=1, count=2**64 - 1)
+    run = outcome_pb2.OutcomeRun(
+        engine_id="d1",
+        phase=placement_pb2.PHASE_DECODE,
+        incarnation=1,
+        outcome=outcome_pb2.LEG_OUTCOME_STREAM_COMPLETE,
+        count=2**64 - 1,
+    )
     proxy = placement_pb2.ProxyIdentity(id="edge", boot=1)
     batches = [outcome_pb2.ReportBatch(proxy=proxy, sequence=n, requests=most, runs=[run]) for n in (1, 2)]
     take(fleet, map(reported, batches))
