@@ -100,6 +100,13 @@ HARD_HOLDS = frozenset({Hold.JOINING, Hold.EJECTED, Hold.DRAIN, Hold.MAINTENANCE
 SOFT_HOLDS = frozenset(Hold) - HARD_HOLDS
 
 
+class RiskKind(StrEnum):
+    """How a role that gave up an engine turned out to be short of it (spec C4)."""
+
+    TARGET_MISSED = "target missed"  # of its latency
+    FIRST_TOKEN_LATE = "first token late"  # one did not come in time
+
+
 class Check(StrEnum):
     """The checks of the readmission gate, in the order of spec R1."""
 

@@ -261,7 +261,10 @@ def _measures_from_wire(message: outcome_pb2.LegMeasures) -> LegMeasures:
             sketch: outcome_pb2.Sketch = getattr(message, name)
             if len(sketch.buckets) != len(sketch.counts) or len(set(sketch.buckets)) != len(sketch.buckets):
                 raise WireError(f"the buckets of {name} and their counts do not fit")
+            for count in sketch.counts:
+                _at_most(count, name)
             sketches[measure] = Sketch(dict(zip(sketch.buckets, sketch.counts, strict=True)))
+    _at_most(message.waiting, "waiting")
     try:
         return LegMeasures(
             engine=message.engine_id,

@@ -120,7 +120,7 @@ class ProcessIdentity(_message.Message):
     def __init__(self, version: _Optional[str] = ..., started_at: _Optional[float] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight", "evidence", "producer_ids", "misses", "suspicion", "gate_in_s", "health", "drain", "process")
+    __slots__ = ("id", "url", "role", "pinned", "incarnation", "phases", "weight", "holds", "checks", "streaks", "outcomes", "inflight", "evidence", "producer_ids", "misses", "suspicion", "gate_in_s", "health", "drain", "process", "drift", "role_age_s", "stays")
     class StreaksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,9 @@ class EngineStatus(_message.Message):
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     id: str
     url: str
     role: _placement_pb2.Phase
@@ -175,7 +178,94 @@ class EngineStatus(_message.Message):
     health: _containers.RepeatedCompositeFieldContainer[HealthStatus]
     drain: DrainStatus
     process: ProcessIdentity
-    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[EvidenceStatus, _Mapping]]] = ..., producer_ids: _Optional[_Iterable[str]] = ..., misses: _Optional[int] = ..., suspicion: _Optional[str] = ..., gate_in_s: _Optional[float] = ..., health: _Optional[_Iterable[_Union[HealthStatus, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., process: _Optional[_Union[ProcessIdentity, _Mapping]] = ...) -> None: ...
+    drift: DriftStatus
+    role_age_s: float
+    stays: str
+    def __init__(self, id: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., pinned: _Optional[bool] = ..., incarnation: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[_placement_pb2.Phase, str]]] = ..., weight: _Optional[float] = ..., holds: _Optional[_Iterable[_Union[HoldStatus, _Mapping]]] = ..., checks: _Optional[_Iterable[_Union[CheckStatus, _Mapping]]] = ..., streaks: _Optional[_Mapping[str, int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., inflight: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[EvidenceStatus, _Mapping]]] = ..., producer_ids: _Optional[_Iterable[str]] = ..., misses: _Optional[int] = ..., suspicion: _Optional[str] = ..., gate_in_s: _Optional[float] = ..., health: _Optional[_Iterable[_Union[HealthStatus, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., process: _Optional[_Union[ProcessIdentity, _Mapping]] = ..., drift: _Optional[_Union[DriftStatus, _Mapping]] = ..., role_age_s: _Optional[float] = ..., stays: _Optional[str] = ...) -> None: ...
+
+class DriftStatus(_message.Message):
+    __slots__ = ("step_s", "usual_s", "samples", "drifting", "good")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DRIFTING_FIELD_NUMBER: _ClassVar[int]
+    GOOD_FIELD_NUMBER: _ClassVar[int]
+    step_s: float
+    usual_s: float
+    samples: int
+    drifting: int
+    good: int
+    def __init__(self, step_s: _Optional[float] = ..., usual_s: _Optional[float] = ..., samples: _Optional[int] = ..., drifting: _Optional[int] = ..., good: _Optional[int] = ...) -> None: ...
+
+class RolesStatus(_message.Message):
+    __slots__ = ("mode", "roles", "proposal", "why_not")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    roles: _containers.RepeatedCompositeFieldContainer[RoleStatus]
+    proposal: RoleProposal
+    why_not: str
+    def __init__(self, mode: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., proposal: _Optional[_Union[RoleProposal, _Mapping]] = ..., why_not: _Optional[str] = ...) -> None: ...
+
+class RoleStatus(_message.Message):
+    __slots__ = ("role", "engines", "floor", "load", "latency", "first_s", "step_s", "wait_s", "prompt_tokens", "output_tokens", "queue_s", "waiting", "above", "gave_age_s", "risks")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    GAVE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    RISKS_FIELD_NUMBER: _ClassVar[int]
+    role: _placement_pb2.Phase
+    engines: int
+    floor: int
+    load: float
+    latency: float
+    first_s: float
+    step_s: float
+    wait_s: float
+    prompt_tokens: float
+    output_tokens: float
+    queue_s: float
+    waiting: int
+    above: int
+    gave_age_s: float
+    risks: _containers.RepeatedCompositeFieldContainer[RiskStatus]
+    def __init__(self, role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., engines: _Optional[int] = ..., floor: _Optional[int] = ..., load: _Optional[float] = ..., latency: _Optional[float] = ..., first_s: _Optional[float] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., prompt_tokens: _Optional[float] = ..., output_tokens: _Optional[float] = ..., queue_s: _Optional[float] = ..., waiting: _Optional[int] = ..., above: _Optional[int] = ..., gave_age_s: _Optional[float] = ..., risks: _Optional[_Iterable[_Union[RiskStatus, _Mapping]]] = ...) -> None: ...
+
+class RiskStatus(_message.Message):
+    __slots__ = ("kind", "count", "age_s", "blocks_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    count: int
+    age_s: float
+    blocks_s: float
+    def __init__(self, kind: _Optional[str] = ..., count: _Optional[int] = ..., age_s: _Optional[float] = ..., blocks_s: _Optional[float] = ...) -> None: ...
+
+class RoleProposal(_message.Message):
+    __slots__ = ("engine_id", "to", "cause", "reason")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    to: _placement_pb2.Phase
+    cause: str
+    reason: str
+    def __init__(self, engine_id: _Optional[str] = ..., to: _Optional[_Union[_placement_pb2.Phase, str]] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class MonitorStatus(_message.Message):
     __slots__ = ("failure_streak", "degraded", "errors", "passes")
@@ -218,7 +308,7 @@ class RequestTotals(_message.Message):
     def __init__(self, served: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ..., cancelled: _Optional[int] = ..., retried: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("fleet", "model", "ready", "reason", "control_ready", "epoch", "holder", "version", "engines", "monitor", "totals", "proxies")
+    __slots__ = ("fleet", "model", "ready", "reason", "control_ready", "epoch", "holder", "version", "engines", "monitor", "totals", "proxies", "roles")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +321,7 @@ class FleetStatus(_message.Message):
     MONITOR_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     PROXIES_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     model: str
     ready: bool
@@ -243,7 +334,8 @@ class FleetStatus(_message.Message):
     monitor: MonitorStatus
     totals: RequestTotals
     proxies: int
-    def __init__(self, fleet: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., control_ready: _Optional[bool] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., monitor: _Optional[_Union[MonitorStatus, _Mapping]] = ..., totals: _Optional[_Union[RequestTotals, _Mapping]] = ..., proxies: _Optional[int] = ...) -> None: ...
+    roles: RolesStatus
+    def __init__(self, fleet: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., control_ready: _Optional[bool] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., monitor: _Optional[_Union[MonitorStatus, _Mapping]] = ..., totals: _Optional[_Union[RequestTotals, _Mapping]] = ..., proxies: _Optional[int] = ..., roles: _Optional[_Union[RolesStatus, _Mapping]] = ...) -> None: ...
 
 class ListProxiesRequest(_message.Message):
     __slots__ = ()
@@ -367,6 +459,22 @@ class EjectEngineRequest(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., reason: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class EjectEngineResponse(_message.Message):
+    __slots__ = ("told",)
+    TOLD_FIELD_NUMBER: _ClassVar[int]
+    told: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, told: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("engine_id", "role", "dry_run")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    role: _placement_pb2.Phase
+    dry_run: bool
+    def __init__(self, engine_id: _Optional[str] = ..., role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
     __slots__ = ("told",)
     TOLD_FIELD_NUMBER: _ClassVar[int]
     told: _containers.RepeatedScalarFieldContainer[str]

@@ -85,6 +85,11 @@ class FleetServiceStub:
                 request_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
                 response_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/narwhal.v1.FleetService/SetRole',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -173,6 +178,15 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
+        INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
+        would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -225,6 +239,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ForgetProxy,
                     request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.FromString,
                     response_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.SetRoleRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.SetRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -498,6 +517,33 @@ class FleetService:
             '/narwhal.v1.FleetService/ForgetProxy',
             narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
             narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/SetRole',
+            narwhal_dot_v1_dot_fleet__pb2.SetRoleRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

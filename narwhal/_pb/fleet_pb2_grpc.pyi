@@ -71,6 +71,11 @@ class FleetServiceStub:
     """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
     FAILED_PRECONDITION for one that is connected.
     """
+    SetRole: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SetRoleRequest, _fleet_pb2.SetRoleResponse]
+    """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
+    INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
+    would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -114,6 +119,11 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ForgetProxy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ForgetProxyRequest, _fleet_pb2.ForgetProxyResponse]  # type: ignore[assignment]
     """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
     FAILED_PRECONDITION for one that is connected.
+    """
+    SetRole: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SetRoleRequest, _fleet_pb2.SetRoleResponse]  # type: ignore[assignment]
+    """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
+    INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
+    would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -215,6 +225,17 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.ForgetProxyResponse, _abc.Awaitable[_fleet_pb2.ForgetProxyResponse]]:
         """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
         FAILED_PRECONDITION for one that is connected.
+        """
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _fleet_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SetRoleResponse, _abc.Awaitable[_fleet_pb2.SetRoleResponse]]:
+        """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
+        INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
+        would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

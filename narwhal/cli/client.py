@@ -131,6 +131,12 @@ class Control:
         answer = await self._change(self._fleet.EjectEngine, request, timeout_s=CALL_TIMEOUT_S)
         return model.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
 
+    async def set_role(self, engine: str, role: str, *, dry_run: bool) -> model.Done:
+        """Gives an engine a role, `prefill` or `decode`."""
+        request = fleet_pb2.SetRoleRequest(engine_id=engine, role=messages.role_of(role), dry_run=dry_run)
+        answer = await self._change(self._fleet.SetRole, request, timeout_s=CALL_TIMEOUT_S)
+        return model.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
+
     async def probe(self, engine: str, *, dry_run: bool, progress: Callable[[str], None]) -> model.Probed:
         """Probes an engine and returns when that has ended. `progress` is told what it waits for, when that changes."""
         request = fleet_pb2.ProbeEngineRequest(engine_id=engine, dry_run=dry_run)

@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "narwhal.cli.commands.proxies:proxies",
         "Show every proxy worker: its placement, lag and legs in flight.",
     ),
+    "role": ("narwhal.cli.commands.role:role", "Give an engine a role, for new placements."),
+    "roles": ("narwhal.cli.commands.roles:roles", "Show the loads of both roles, and who should change."),
     "undrain": (
         "narwhal.cli.commands.undrain:undrain",
         "Have the gates of drained engines tried now, and say how that ended.",

@@ -37,6 +37,7 @@ def status(message: fleet_pb2.FleetStatus, address: str, proxies: tuple[model.Pr
         ),
         engines=tuple(engine(known) for known in message.engines),
         proxies=proxies,
+        roles=_roles(message.roles),
         totals=model.Totals(
             served=totals.served,
             failed=totals.failed,
@@ -85,7 +86,62 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
         ),
         drain=_drain(message.drain) if message.HasField("drain") else None,
         process=_process(message.process) if message.HasField("process") else None,
+        drift=_drift(message.drift) if message.HasField("drift") else None,
+        role_age_s=message.role_age_s if message.HasField("role_age_s") else None,
+        stays=message.stays,
     )
+
+
+def _drift(message: fleet_pb2.DriftStatus) -> model.Drift:
+    return model.Drift(
+        step_s=message.step_s,
+        usual_s=message.usual_s,
+        samples=message.samples,
+        drifting=message.drifting,
+        good=message.good,
+    )
+
+
+def _roles(message: fleet_pb2.RolesStatus) -> model.Roles:
+    proposal = message.proposal
+    return model.Roles(
+        mode=message.mode,
+        roles=tuple(_role(role) for role in message.roles),
+        proposal=model.Proposal(
+            engine=proposal.engine_id, to=_phase(proposal.to), cause=proposal.cause, reason=proposal.reason
+        )
+        if message.HasField("proposal")
+        else None,
+        why_not=message.why_not,
+    )
+
+
+def _role(message: fleet_pb2.RoleStatus) -> model.Role:
+    def known(name: str) -> float | None:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return model.Role(
+        role=_phase(message.role),
+        engines=message.engines,
+        floor=message.floor,
+        load=message.load,
+        latency=message.latency,
+        first_s=known("first_s"),
+        step_s=known("step_s"),
+        wait_s=known("wait_s"),
+        prompt_tokens=known("prompt_tokens"),
+        output_tokens=known("output_tokens"),
+        queue_s=message.queue_s,
+        waiting=message.waiting,
+        above=message.above,
+        gave_age_s=known("gave_age_s"),
+        risks=tuple(model.Risk(kind=r.kind, count=r.count, age_s=r.age_s, blocks_s=r.blocks_s) for r in message.risks),
+    )
+
+
+def role_of(word: str) -> placement_pb2.Phase:
+    """The number of `prefill` or `decode`."""
+    return placement_pb2.PHASE_PREFILL if word == "prefill" else placement_pb2.PHASE_DECODE
 
 
 def _drain(message: fleet_pb2.DrainStatus) -> model.Drain:

@@ -97,6 +97,17 @@ class Drain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drift:
+    """The newest window in which an engine's decode latency was judged."""
+
+    step_s: float  # per output token, the median
+    usual_s: float  # for it
+    samples: int
+    drifting: int  # windows in a row
+    good: int  # windows in a row
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine."""
 
@@ -120,6 +131,9 @@ class Engine:
     health: tuple[Health, ...]  # newest first
     drain: Drain | None
     process: Process | None  # that was accepted; None while it is not known
+    drift: Drift | None  # None before its decode latency was first judged
+    role_age_s: float | None  # since it changed its role; None when it never did
+    stays: str  # why role control does not move it; empty when it may
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +269,57 @@ class Proxy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Risk:
+    """A sign that a role is short of an engine that it gave up."""
+
+    kind: str
+    count: int
+    age_s: float  # of the newest
+    blocks_s: float  # for so long the role gives up no engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """One role; latencies are those that nine of ten legs kept within, None where nothing was measured."""
+
+    role: str
+    engines: int  # that its floor counts
+    floor: int
+    load: float  # the larger of its latencies and its queue over their targets
+    latency: float  # the same without its queue
+    first_s: float | None  # to a leg's first token
+    step_s: float | None  # per output token
+    wait_s: float | None  # before a request's first leg
+    prompt_tokens: float | None  # the median
+    output_tokens: float | None  # the median
+    queue_s: float
+    waiting: int  # legs without their first token
+    above: int  # monitor passes in a row at or above the load from which it wants an engine
+    gave_age_s: float | None  # since it gave up an engine
+    risks: tuple[Risk, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A change of a role that was decided."""
+
+    engine: str
+    to: str
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Role control."""
+
+    mode: str
+    roles: tuple[Role, ...]
+    proposal: Proposal | None
+    why_not: str  # empty where there is a proposal
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The whole fleet, as the active control process sees it."""
 
@@ -267,6 +332,7 @@ class Status:
     engines: tuple[Engine, ...]  # in the fleet file's order
     proxies: tuple[Proxy, ...]
     totals: Totals
+    roles: Roles
 
 
 @dataclass(frozen=True, kw_only=True)

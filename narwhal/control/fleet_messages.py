@@ -1,9 +1,20 @@
 """The fleet's view as the messages of the operators' service. No decision."""
 
 from narwhal._pb import fleet_pb2
+from narwhal.control.core.decisions import RoleMove
 from narwhal.control.core.events import Effect, ProcessIdentity, Record
 from narwhal.control.core.proxies import lag
-from narwhal.control.core.view import DrainView, EngineView, EvidenceView, FleetView, MonitorView, ProxyView
+from narwhal.control.core.view import (
+    DrainView,
+    DriftView,
+    EngineView,
+    EvidenceView,
+    FleetView,
+    MonitorView,
+    ProxyView,
+    RolesView,
+    RoleView,
+)
 from narwhal.control.observe import Entry
 from narwhal.vocabulary import Phase
 from narwhal.wire import phase_to_wire, proxy_to_wire, residency_to_wire
@@ -30,6 +41,7 @@ def status_message(view: FleetView) -> fleet_pb2.FleetStatus:
             retried=totals.retried,
         ),
         proxies=sum(p.connected for p in view.proxies),
+        roles=_roles(view.roles),
     )
 
 
@@ -69,6 +81,57 @@ def engine_message(engine: EngineView) -> fleet_pb2.EngineStatus:
         ],
         drain=None if engine.drain is None else _drain(engine.drain),
         process=_process(engine.identity),
+        drift=None if engine.drift is None else _drift(engine.drift),
+        role_age_s=engine.role_age_s,
+        stays=engine.stays,
+    )
+
+
+def _drift(drift: DriftView) -> fleet_pb2.DriftStatus:
+    return fleet_pb2.DriftStatus(
+        step_s=drift.step_s,
+        usual_s=drift.usual_s,
+        samples=drift.samples,
+        drifting=drift.drifting,
+        good=drift.good,
+    )
+
+
+def _roles(roles: RolesView) -> fleet_pb2.RolesStatus:
+    return fleet_pb2.RolesStatus(
+        mode=roles.mode,
+        roles=[_role(role) for role in roles.roles],
+        proposal=None if roles.proposal is None else _proposal(roles.proposal),
+        why_not=roles.why_not,
+    )
+
+
+def _role(role: RoleView) -> fleet_pb2.RoleStatus:
+    load = role.load
+    return fleet_pb2.RoleStatus(
+        role=phase_to_wire(role.role),
+        engines=role.engines,
+        floor=role.floor,
+        load=load.load,
+        latency=load.latency,
+        first_s=load.first_s,
+        step_s=load.step_s,
+        wait_s=load.wait_s,
+        prompt_tokens=load.prompt_tokens,
+        output_tokens=load.output_tokens,
+        queue_s=load.queue_s,
+        waiting=load.waiting,
+        above=role.above,
+        gave_age_s=role.gave_age_s,
+        risks=[
+            fleet_pb2.RiskStatus(kind=r.kind, count=r.count, age_s=r.age_s, blocks_s=r.blocks_s) for r in role.risks
+        ],
+    )
+
+
+def _proposal(move: RoleMove) -> fleet_pb2.RoleProposal:
+    return fleet_pb2.RoleProposal(
+        engine_id=move.engine, to=phase_to_wire(move.to), cause=move.cause, reason=move.reason
     )
 
 

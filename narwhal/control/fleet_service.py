@@ -17,6 +17,7 @@ from narwhal.control.core.events import (
     ForgetCommand,
     ProbeCommand,
     Refusal,
+    RoleCommand,
 )
 from narwhal.control.drains import Drains, Undrains
 from narwhal.control.fleet_messages import engine_message, event_message, proxy_message, status_message, words_of
@@ -26,6 +27,7 @@ from narwhal.control.observe import Observer
 from narwhal.control.publisher import OBSERVER_AGE_S, Publisher
 from narwhal.control.service import Context, refuse, refuse_standby
 from narwhal.control.writer import NotLeading
+from narwhal.wire import WireError, phase_from_wire
 
 M = TypeVar("M", bound=Message)
 
@@ -55,6 +57,7 @@ class FleetService:
                 "ExplainEngine": self._unary(fleet_pb2.ExplainEngineRequest, self.explain_engine),
                 "EjectEngine": self._unary(fleet_pb2.EjectEngineRequest, self.eject_engine),
                 "ProbeEngine": self._unary(fleet_pb2.ProbeEngineRequest, self.probe_engine),
+                "SetRole": self._unary(fleet_pb2.SetRoleRequest, self.set_role),
                 "ForgetProxy": self._unary(fleet_pb2.ForgetProxyRequest, self.forget_proxy),
                 "DrainEngines": self._stream(fleet_pb2.DrainEnginesRequest, self._drains.run),
                 "UndrainEngines": self._stream(fleet_pb2.UndrainEnginesRequest, self._undrains.run),
@@ -166,6 +169,17 @@ class FleetService:
                 return fleet_pb2.ProbeEngineResponse(verdict=verdict, told=told)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the probe has not ended yet")
         raise AssertionError("abort returned")
+
+    async def set_role(
+        self, loop: ControlLoop, request: fleet_pb2.SetRoleRequest, context: Context
+    ) -> fleet_pb2.SetRoleResponse:
+        """Gives an engine a role."""
+        try:
+            role = phase_from_wire(request.role)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        command = RoleCommand(engine=request.engine_id, role=role)
+        return fleet_pb2.SetRoleResponse(told=words_of(await self._command(loop, command, request.dry_run)))
 
     async def forget_proxy(
         self, loop: ControlLoop, request: fleet_pb2.ForgetProxyRequest, _context: Context

@@ -49,6 +49,7 @@ class ControlMetrics(Collector):
             yield from self._monitor(view)
             yield from self._engines(view)
             yield from self._counted(view)
+            yield from self._roles(view)
             yield from self._placement(view)
 
     def _process(self) -> Iterator[Metric]:
@@ -101,6 +102,16 @@ class ControlMetrics(Collector):
         for name, words, labels in _COUNTED:
             counts: Mapping[tuple[str, ...], int] = self._observer.counted(name)
             yield self._counter(name, words, [(k, n) for k, n in counts.items() if k[0] in known], labels)
+
+    def _roles(self, view: FleetView) -> Iterator[Metric]:
+        for name, words in (
+            ("role_moves_total", "Engines that changed their role."),
+            ("role_proposals_total", "Changes of a role that were advised and not made."),
+        ):
+            yield self._counter(name, words, self._observer.counted(name).items(), ("to", "cause"))
+        loads: Samples = [((str(r.role),), r.load.load) for r in view.roles.roles]
+        words = "Latency, or queue, of a role over its target; from controller.thresholds.expand on it wants an engine."
+        yield self._gauge("role_load", words, loads, ("role",))
 
     def _placement(self, view: FleetView) -> Iterator[Metric]:
         placement = self._publisher.placement

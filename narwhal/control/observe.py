@@ -29,6 +29,8 @@ _WARNINGS = frozenset(
         EventKind.PRODUCER_BLAMED,
         EventKind.CONTROL_CUT_OFF,
         EventKind.PROXY_SUSPECT,
+        EventKind.ROLE_RISK,
+        EventKind.FLEET_SLOW,
         EventKind.PROXY_LOST,
         EventKind.PLACEMENT_REFUSED,
         EventKind.STAGE_FAILED,
@@ -39,6 +41,8 @@ _WARNINGS = frozenset(
         EventKind.RELOAD_REFUSED,
     }
 )
+# Counters whose first label is no engine.
+OF_THE_FLEET = frozenset({"role_moves_total", "role_proposals_total"})
 _ERRORS = frozenset({EventKind.MONITOR_DEGRADED, EventKind.CONTROL_FENCED})
 
 log = structlog.get_logger()
@@ -90,7 +94,7 @@ class Observer:
                 self.count("probes_total", answer.engine, Check.KV_TRANSFER, _TRANSFERRED.get(fault, Verdict.FAIL))
 
     def count(self, name: str, *labels: str) -> None:
-        """Adds one to a counter. The first label is the engine."""
+        """Adds one to a counter. The first label is the engine, but for those of the whole fleet."""
         self._counted.setdefault(name, Counter())[labels] += 1
 
     def counted(self, name: str) -> Mapping[tuple[str, ...], int]:
@@ -104,8 +108,12 @@ class Observer:
             case EventKind.PROBE_ENDED if record.fields["probe"] == Action.INFERENCE_PROBE:
                 # Each took several answers, and what they amount to is the core's to say.
                 self.count("probes_total", record.engine, Action.INFERENCE_PROBE, record.fields["result"])
+            case EventKind.ROLE_MOVED:
+                self.count("role_moves_total", record.fields["to"], record.fields["cause"])
+            case EventKind.ROLE_PROPOSED:
+                self.count("role_proposals_total", record.fields["to"], record.fields["cause"])
             case EventKind.ENGINE_REMOVED:
-                for counter in self._counted.values():
+                for counter in (c for name, c in self._counted.items() if name not in OF_THE_FLEET):
                     for labels in [labels for labels in counter if labels[0] == record.engine]:
                         del counter[labels]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from narwhal.config import FleetConfig
-from narwhal.control.core.settings import CoreSettings, DriftSettings, EngineSpec
+from narwhal.control.core.settings import CoreSettings, DriftSettings, EngineSpec, RoleMode, RoleSettings
 from narwhal.control.engine_client import ProbeSettings
 
 
@@ -55,6 +55,13 @@ def core_settings(config: FleetConfig) -> CoreSettings:
         placement_max_age_s=config.proxy.placement_max_age_s,
         attested=config.engine_contract is not None,
         drift=DriftSettings(**recovery.health.model_dump()),
+        roles=RoleSettings(
+            mode=RoleMode(config.controller.mode),
+            min_prefill=config.controller.min_prefill,
+            min_decode=config.controller.min_decode,
+            **config.controller.thresholds.model_dump(),
+            **config.slo.model_dump(),
+        ),
     )
 
 

@@ -30,6 +30,7 @@ class FakeControl:
         self.verdict = "pass"
         self.ejections: list[fleet_pb2.EjectEngineRequest] = []
         self.probes: list[fleet_pb2.ProbeEngineRequest] = []
+        self.roles: list[fleet_pb2.SetRoleRequest] = []
         self.drains: list[fleet_pb2.DrainEnginesRequest] = []
         self.undrains: list[fleet_pb2.UndrainEnginesRequest] = []
         self.forgotten: list[fleet_pb2.ForgetProxyRequest] = []
@@ -63,6 +64,9 @@ class FakeControl:
                 ),
                 "ProbeEngine": grpc.unary_unary_rpc_method_handler(
                     self._probe, fleet.ProbeEngineRequest.FromString, fleet.ProbeEngineResponse.SerializeToString
+                ),
+                "SetRole": grpc.unary_unary_rpc_method_handler(
+                    self._set_role, fleet.SetRoleRequest.FromString, fleet.SetRoleResponse.SerializeToString
                 ),
                 "DrainEngines": grpc.unary_stream_rpc_method_handler(
                     self._drain, fleet.DrainEnginesRequest.FromString, fleet.DrainProgress.SerializeToString
@@ -145,6 +149,11 @@ class FakeControl:
         self.ejections.append(request)
         self._command(context)
         return fleet_pb2.EjectEngineResponse(told=self.told)
+
+    def _set_role(self, request: fleet_pb2.SetRoleRequest, context: Any) -> fleet_pb2.SetRoleResponse:
+        self.roles.append(request)
+        self._command(context)
+        return fleet_pb2.SetRoleResponse(told=self.told)
 
     def _probe(self, request: fleet_pb2.ProbeEngineRequest, context: Any) -> fleet_pb2.ProbeEngineResponse:
         self.probes.append(request)

@@ -75,6 +75,9 @@ def wounded() -> fleet_pb2.FleetStatus:
                 producer_ids=["prefill-0"],
                 misses=1,
                 gate_in_s=7.9,
+                drift=fleet_pb2.DriftStatus(step_s=0.061, usual_s=0.02, samples=44, drifting=3),
+                role_age_s=12,
+                stays="held",
                 health=[
                     fleet_pb2.HealthStatus(
                         detail="GET /health: no answer within 5 s", outcome="read_timeout", latency_s=5, age_s=140
@@ -112,6 +115,44 @@ def wounded() -> fleet_pb2.FleetStatus:
         ),
         totals=fleet_pb2.RequestTotals(served=1200, failed=3, rejected=2, cancelled=7, retried=4),
         proxies=1,
+        roles=roles(),
+    )
+
+
+def roles() -> fleet_pb2.RolesStatus:
+    """Advice to move an engine; prefill has given one up before, and missed its target then."""
+    return fleet_pb2.RolesStatus(
+        mode="advisory",
+        roles=[
+            fleet_pb2.RoleStatus(
+                role=PREFILL,
+                engines=1,
+                floor=1,
+                load=0.31,
+                latency=0.29,
+                first_s=0.58,
+                wait_s=0.0004,
+                prompt_tokens=812.3,
+                queue_s=0.62,
+                waiting=3,
+                gave_age_s=44,
+                risks=[fleet_pb2.RiskStatus(kind="target missed", count=2, age_s=41, blocks_s=19)],
+            ),
+            fleet_pb2.RoleStatus(
+                role=DECODE,
+                engines=1,
+                floor=1,
+                load=1.2,
+                latency=1.2,
+                first_s=0.21,
+                step_s=0.12,
+                output_tokens=96,
+                above=4,
+            ),
+        ],
+        proposal=fleet_pb2.RoleProposal(
+            engine_id="prefill-1", to=DECODE, cause="load", reason="load of decode 1.20 for 4 passes, of prefill 0.31"
+        ),
     )
 
 

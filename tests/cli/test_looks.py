@@ -70,7 +70,7 @@ def test_status_is_readable_in_a_pipe(run: Run, control: FakeControl) -> None:
 
 def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: FakeControl) -> None:
     facts = run("status", "-o", "json").json
-    engines, proxies = facts.pop("engines"), facts.pop("proxies")
+    engines, proxies, roles = facts.pop("engines"), facts.pop("proxies"), facts.pop("roles")
     assert facts == {
         "fleet": "demo",
         "model": "tiny",
@@ -94,6 +94,7 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
         },
         "totals": {"served": 1200, "failed": 3, "rejected": 2, "cancelled": 7, "retried": 4},
     }
+    assert roles["mode"] == "advisory"
     assert engines[1] == {
         "id": "decode-0",
         "url": "http://127.0.0.1:9001",
@@ -175,6 +176,9 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
         ],
         "drain": None,
         "process": None,
+        "drift": {"step_s": 0.061, "usual_s": 0.02, "samples": 44, "drifting": 3, "good": 0},
+        "role_age_s": 12.0,
+        "stays": "held",
     }
     assert engines[0]["gate_in_s"] is None
     assert engines[2]["suspicion"] == "inference probe again in 4.0 s"

@@ -15,6 +15,7 @@ from narwhal.control.core.events import (
     ProxyConnected,
     ProxyLost,
     Reloaded,
+    RoleCommand,
     RunCheck,
     Woke,
 )
@@ -39,14 +40,15 @@ ENGINES = (prefill("p1"), prefill("p2"), decode("d1"), decode("d2", pinned=True)
 
 
 def busy() -> Rig:
-    """A fleet with something of everything: ejected, verified, quarantined, relapsed, joining, missed, counted."""
+    """A fleet with something of everything: ejected, verified, quarantined, relapsed, moved, missed, counted."""
     rig = Rig(*ENGINES, failure_quarantine_s=50.0, ramp_s=30.0, liveness_every=10)
     rig.send(ProxyConnected(proxy=EDGE, address="a:1", pid=1, highest_epoch=0))
     rig.send(ProxyConnected(proxy=OTHER, address="a:2", pid=2, highest_epoch=0))
     rig.send(ProxyLost(proxy=OTHER, reason="gone"))
     rig.batch(requests=RequestCounts(served=10, failed=1, rejected=2, cancelled=3, retried=4))
     rig.pass_probe(rig.report("d1", Outcome.STREAM_CUT, count=3))
-    rig.report("d1", Outcome.STREAM_CUT, count=3, producer="p1")
+    rig.send(RoleCommand(engine="d3", role=Phase.PREFILL))
+    rig.report("d1", Outcome.FIRST_TOKEN_TIMEOUT, count=3, producer="p1")
     rig.report("p2", Outcome.REFUSED, count=3)
     rig.report("d2", Outcome.HTTP_5XX)
     rig.report("d3", Outcome.STREAM_COMPLETE, count=20)
@@ -220,7 +222,7 @@ def at(document: Any, path: tuple[Any, ...]) -> Any:
 
 
 # Keyed by names that are data, not fields: one of them less is another document, not a broken one.
-MAPPINGS = {"engines", "streaks", "outcomes", "producers", "watched_s", "unknown_outcomes"}
+MAPPINGS = {"engines", "streaks", "outcomes", "producers", "watched_s", "unknown_outcomes", "gave_age_s"}
 
 
 @pytest.mark.case("K5")

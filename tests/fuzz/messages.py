@@ -26,6 +26,7 @@ _INTEGERS = {
     F.TYPE_UINT32: (0, 2**32 - 1),
     F.TYPE_INT64: (-(2**63), 2**63 - 1),
     F.TYPE_INT32: (-(2**31), 2**31 - 1),
+    F.TYPE_SINT32: (-(2**31), 2**31 - 1),
 }
 _SIMPLE = {
     F.TYPE_DOUBLE: st.floats(),

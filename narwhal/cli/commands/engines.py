@@ -84,6 +84,11 @@ def _health_row(engine: model.Engine, health: model.Health) -> list[Cell]:
     return [engine.id, outcome, age(health.age_s), latency(health.latency_s), health.detail]
 
 
+def _drift_row(engine: str, drift: model.Drift) -> list[Cell]:
+    slow = Say(str(drift.drifting), Tone.WARN if drift.drifting else Tone.NONE)
+    return [engine, latency(drift.step_s), latency(drift.usual_s), str(drift.samples), slow, str(drift.good)]
+
+
 def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
     """What is known of engines beside their row."""
     yield Table(
@@ -101,6 +106,18 @@ def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
     yield Table(
         columns=["ENGINE", "DRAIN", "SINCE", "DEADLINE IN", "STATE", "RETURNS", "PROCESS", "STARTED", "REASON"],
         rows=[_drain_row(engine.id, engine.drain) for engine in engines if engine.drain is not None],
+    )
+    yield Table(
+        columns=["ENGINE", "PER TOKEN", "USUAL", "SAMPLES", "SLOW WINDOWS", "GOOD WINDOWS"],
+        rows=[_drift_row(engine.id, engine.drift) for engine in engines if engine.drift is not None],
+    )
+    yield Table(
+        columns=["ENGINE", "ROLE SINCE", "STAYS"],
+        rows=[
+            [e.id, "" if e.role_age_s is None else age(e.role_age_s), e.stays]
+            for e in engines
+            if e.stays or e.role_age_s is not None
+        ],
     )
     yield Table(
         columns=["ENGINE", "HEALTH", "AGE", "TOOK", "SEEN"],

@@ -6,7 +6,7 @@ import click
 
 from narwhal.cli import model
 from narwhal.cli.client import ask
-from narwhal.cli.commands import engines, proxies
+from narwhal.cli.commands import engines, proxies, roles
 from narwhal.cli.options import AnswerIsNo, Settings, pass_settings
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, some
 
@@ -33,6 +33,9 @@ def _layout(fleet: model.Status, wide: bool) -> Iterator[Block]:
     yield Line()
     if wide and fleet.proxies:
         yield proxies.table(fleet.proxies, wide)
+        yield Line()
+    if wide:
+        yield from roles.tables(fleet.roles)
         yield Line()
     yield Table(rows=list(_footer(fleet, wide)))
 
@@ -61,6 +64,7 @@ def _why(engine: model.Engine) -> str:
 def _footer(fleet: model.Status, wide: bool) -> Iterator[tuple[Cell, Cell]]:
     control, totals = fleet.control, fleet.totals
     yield "proxies", proxies.summary(fleet)
+    yield "roles", roles.summary(fleet.roles)
     yield "monitor", _monitor(fleet.monitor)
     newest = sorted(fleet.monitor.errors, key=lambda error: error.age_s)
     for error in newest if wide else newest[:1]:

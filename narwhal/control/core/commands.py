@@ -1,4 +1,4 @@
-"""What operators ask: eject, probe, drain, undrain, forget a proxy. Pure.
+"""What operators ask: eject, probe, drain, undrain, give a role, forget a proxy. Pure.
 
 Decides: whether the command can be done now, and by which event what was asked for has ended. A refusal changes
 nothing.
@@ -20,11 +20,13 @@ from narwhal.control.core.events import (
     ProbeCommand,
     Record,
     Refusal,
+    RoleCommand,
     UndrainCommand,
 )
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.readmission import Readmission
+from narwhal.control.core.roles import Roles
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.vocabulary import Verdict
 
@@ -73,12 +75,14 @@ class Commands:
         readmission: Readmission,
         drains: Drains,
         proxies: Proxies,
+        roles: Roles,
     ) -> None:
         self._engines = engines
         self._suspicions = suspicions
         self._readmission = readmission
         self._drains = drains
         self._proxies = proxies
+        self._roles = roles
 
     def do(self, command: Command, *, now: float) -> list[Decision]:
         """Raises `CommandRefusedError`; then nothing was changed."""
@@ -91,6 +95,8 @@ class Commands:
                 return self._drain(command, now=now)
             case UndrainCommand():
                 return self._undrain(command, now=now)
+            case RoleCommand():
+                return self._roles.command(self._engine(command.engine), command.role, now=now)
             case ForgetCommand():
                 return [*self._proxies.forget(command), *self._drains.progress(now=now)]
 

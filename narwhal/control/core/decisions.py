@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from narwhal.control.core.events import Effect, ProcessIdentity
+from narwhal.vocabulary import Phase
 
 
 class Cause(StrEnum):
@@ -43,4 +44,22 @@ class Settled:
     engine: str
 
 
-Decision = Effect | Ejection | Admission | Settled
+class MoveCause(StrEnum):
+    """Why an engine changed its role: the closed set behind `role_moves_total{cause}`."""
+
+    FLOOR = "floor"
+    LOAD = "load"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleMove:
+    """The engine changes its role, or should."""
+
+    engine: str
+    to: Phase
+    cause: MoveCause
+    reason: str
+
+
+Decision = Effect | Ejection | Admission | Settled | RoleMove

@@ -126,6 +126,7 @@ class Engine:
     holds: dict[Hold, Held] = field(default_factory=dict)
     identity: ProcessIdentity | None = None  # of the process that was accepted
     admitted_at: float | None = None
+    role_since: float | None = None  # when it changed its role last, None: never
     settled_weight: float = 1.0  # until the next step of the ramp
     drain: Drain | None = None
     ramp: tuple[tuple[float, float], ...] = ()  # steps to come: (instant, weight from then on), soonest first
@@ -215,6 +216,13 @@ class Engine:
         self.ramp, self.settled_weight = (), 1.0
         self.checks.clear()
         self._forget()
+        self.decided += 1
+
+    def assume(self, role: Phase, *, now: float) -> None:
+        """Another role, for new placements (spec C1). A pinned engine has none but its own."""
+        if self.spec.pinned or role is self.role:
+            raise IllegalTransitionError(f"{self.id} is {'pinned to' if self.spec.pinned else 'already'} {self.role}")
+        self.role, self.role_since = role, now
         self.decided += 1
 
     def place(self, kind: Hold, reason: str, *, now: float, due: float | None = None) -> None:

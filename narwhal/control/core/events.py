@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from narwhal.control.core.settings import CoreSettings
 from narwhal.reports import Batch, ProxyKey
-from narwhal.vocabulary import Check, Outcome, Stage, Verdict
+from narwhal.vocabulary import Check, Outcome, Phase, Stage, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +180,15 @@ class ProbeCommand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RoleCommand:
+    """An operator gives an engine a role; new placements follow it (spec C1). Raises `CommandRefusedError` when it has
+    that role, is pinned, or the role that it leaves would fall below its floor."""
+
+    engine: str
+    role: Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProxyConnected:
     """A proxy said hello."""
 
@@ -258,7 +267,7 @@ class Reloaded:
 
 
 Answer = CheckAnswered | HealthAnswered | InferenceAnswered | TransferAnswered | IdentityCaptured
-Command = EjectCommand | ProbeCommand | DrainCommand | UndrainCommand | ForgetCommand
+Command = EjectCommand | ProbeCommand | DrainCommand | UndrainCommand | ForgetCommand | RoleCommand
 FromProxy = Reported | ProxyConnected | ProxyAcked | ProxyNacked | ProxyLost | ProxyLeft
 Input = FromProxy | Answer | Command | PassEnded | Woke | Reloaded | Published
 
@@ -302,6 +311,9 @@ class EventKind(StrEnum):
     HOLD_ENDED = "hold_ended"
     LAST_ENGINE_KEPT = "last_engine_kept"  # serves in spite of a soft hold (spec H2)
     HEALTH_CHANGED = "health_changed"
+    ROLE_MOVED = "role_moved"
+    ROLE_PROPOSED = "role_proposed"  # in advisory mode: decided, and nothing changed
+    ROLE_RISK = "role_risk"  # a role that gave up an engine is short of it (spec C4)
     FLEET_SLOW = "fleet_slow"  # most engines drift: it is overload, not an engine (spec H5)
     FLEET_USUAL = "fleet_usual"
     PROBE_STARTED = "probe_started"

@@ -59,6 +59,8 @@ def _eligibility(view: EngineView, closed: str) -> Iterator[str]:
         yield f"engine {view.id} is not eligible yet: its admission is being stored ({role})"
     if closed:
         yield f"no engine gets new work: {closed}"
+    if view.role_age_s is not None:
+        yield f"changed its role to {view.role} {ago(view.role_age_s)}{f'; {view.stays}' if view.stays else ''}"
 
 
 def _name(kind: Hold) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.commands import Commands
-from narwhal.control.core.decisions import Admission, Decision, Ejection, Settled
+from narwhal.control.core.decisions import Admission, Decision, Ejection, RoleMove, Settled
 from narwhal.control.core.drain import Drains
 from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
@@ -41,6 +41,7 @@ from narwhal.control.core.events import (
     Refusal,
     Reloaded,
     Reported,
+    RoleCommand,
     TransferAnswered,
     UndrainCommand,
     Woke,
@@ -57,6 +58,7 @@ from narwhal.control.core.picture import Picture
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.publication import PlacementContent
 from narwhal.control.core.readmission import Readmission
+from narwhal.control.core.roles import Roles
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.signals import Signals
@@ -93,12 +95,14 @@ class Fleet:
         self._drains = Drains(settings, self._engines, self._proxies)
         self._signals = Signals(self._engines)
         self._drift = Drift(settings.drift, self._engines, self._suspicions, now=now)
+        self._roles = Roles(settings, self._engines, self._signals, resident=self._proxies.resident)
         self._commands = Commands(
             self._engines,
             suspicions=self._suspicions,
             readmission=self._readmission,
             drains=self._drains,
             proxies=self._proxies,
+            roles=self._roles,
         )
         self._intake = Intake(
             settings,
@@ -110,6 +114,7 @@ class Fleet:
             models=self._models,
             signals=self._signals,
             drift=self._drift,
+            roles=self._roles,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
         self._picture = Picture(
@@ -123,6 +128,7 @@ class Fleet:
             suspicions=self._suspicions,
             drains=self._drains,
             drift=self._drift,
+            roles=self._roles,
         )
         self._summary = Summary(self._picture)
         self._roster.load(settings, saved.engines if saved is not None else {}, now=now)
@@ -138,6 +144,7 @@ class Fleet:
         self._tallies.unknown = dict(saved.unknown_outcomes)
         self._tallies.cursors = load_cursors(saved.cursors, now=now)
         load_proxies(self._proxies, saved.proxies, self._settings, now=now)
+        self._roles.load(saved.roles, now=now)
         self._drains.restore(now=now)
         for engine in self._engines.values():
             if engine.standing is Standing.EJECTED:
@@ -163,6 +170,8 @@ class Fleet:
         effects = self._expire(now)
         decisions: list[Decision] = []
         match stage:
+            case Stage.CONTROLLER:
+                decisions += self._roles.tick(now=now)
             case Stage.HEALTH:
                 decisions += [*self._suspicions.tick(now=now), *self._models.tick(now=now)]
                 decisions += self._drift.tick(now=now)
@@ -196,7 +205,9 @@ class Fleet:
                     decisions += self._carry(judged, now)
             case CheckAnswered() | HealthAnswered() | InferenceAnswered() | TransferAnswered() | IdentityCaptured():
                 decisions += self._answered(event, now)
-            case EjectCommand() | ProbeCommand() | DrainCommand() | UndrainCommand() | ForgetCommand():
+            case EjectCommand() | ProbeCommand() | RoleCommand():
+                decisions += self._commands.do(event, now=now)
+            case DrainCommand() | UndrainCommand() | ForgetCommand():
                 decisions += self._commands.do(event, now=now)
             case Published():
                 decisions += self._drains.published(event, now=now)
@@ -306,7 +317,8 @@ class Fleet:
         self._proxies.configure(max_age_s=settings.placement_max_age_s)
         self._liveness.configure(settings, now=now)
         self._drift.configure(settings.drift, now=now)
-        for machine in (self._readmission, self._suspicions, self._models, self._intake, self._picture, self._drains):
+        machines = (self._readmission, self._suspicions, self._models, self._intake, self._picture, self._drains)
+        for machine in (*machines, self._roles):
             machine.configure(settings)
         decisions: list[Decision] = []
         for change in self._roster.reload(settings, now=now):
@@ -336,6 +348,10 @@ class Fleet:
                     effects += self._eject(decision, now)
                 case Admission():
                     effects += self._admit(decision, now)
+                case RoleMove():
+                    # What was normal for it was so under other work.
+                    self._drift.forget(decision.engine)
+                    effects.append(telling.role_moved(decision))
                 case Settled():
                     effects += self._suspicions.dismissed(self._engines[decision.engine], now=now)
                 case _:
@@ -403,7 +419,7 @@ class Fleet:
     @property
     def counters_revision(self) -> int:
         """Rises with counters, streaks, report cursors and the roster of proxies; the next pass persists."""
-        return self._tallies.changed + self._proxies.changed + self._roster.counted
+        return self._tallies.changed + self._proxies.changed + self._roles.changed + self._roster.counted
 
     def incarnations(self) -> dict[str, int]:
         """The incarnation of each engine, 0 for one that was never admitted."""
@@ -426,6 +442,7 @@ class Fleet:
             unknown_outcomes=dict(self._tallies.unknown),
             proxies=save_proxies(self._proxies, now=now),
             cursors=save_cursors(self._tallies, now=now),
+            roles=self._roles.save(now=now),
         )
 
     # --- what is to be seen -------------------------------------------------------------------------------------------

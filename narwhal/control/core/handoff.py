@@ -13,7 +13,7 @@ from typing import Any
 from narwhal.control.core.codec import CodecError, decode, encode
 from narwhal.control.core.events import ProcessIdentity
 from narwhal.reports import RequestCounts
-from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, RiskKind
 
 SCHEMA = "narwhal.handoff"
 SCHEMA_VERSION = 1
@@ -91,6 +91,7 @@ class SavedEngine:
 
     url: str
     role: Phase
+    role_age_s: float | None  # since it changed its role, None: never
     incarnation: int
     holds: tuple[SavedHold, ...]
     identity: ProcessIdentity | None
@@ -107,7 +108,7 @@ class SavedEngine:
     outcomes: Mapping[Outcome, int]
 
     def __post_init__(self) -> None:
-        _not_negative(self, "incarnation", "admitted_age_s", "gate_in_s", "backoff_s", "stalls", "misses")
+        _not_negative(self, "role_age_s", "incarnation", "admitted_age_s", "gate_in_s", "backoff_s", "stalls", "misses")
         if any(count < 1 for count in self.streaks.values()):
             raise ValueError("streaks must be at least 1")
         _counts(outcomes=self.outcomes, producers=self.producers)
@@ -153,6 +154,33 @@ class SavedCursor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRisk:
+    """A consolidation risk (spec C4)."""
+
+    role: Phase  # that gave up an engine
+    kind: RiskKind
+    age_s: float  # of the newest event
+    count: int
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "age_s", "count")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRoles:
+    """What role control remembers."""
+
+    gave_age_s: Mapping[Phase, float] = field(default_factory=dict)  # since a role gave up an engine
+    risks: tuple[SavedRisk, ...] = ()
+
+    def __post_init__(self) -> None:
+        _counts(gave_age_s=self.gave_age_s)
+        known = [(r.role, r.kind) for r in self.risks]
+        if len(set(known)) < len(known):
+            raise ValueError("a risk is listed twice")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SavedLease:
     """Who wrote the document, under which lease."""
 
@@ -174,6 +202,7 @@ class SavedFleet:
     unknown_outcomes: Mapping[Outcome, int]
     proxies: tuple[SavedProxy, ...]
     cursors: tuple[SavedCursor, ...]
+    roles: SavedRoles
 
     def __post_init__(self) -> None:
         if len(set(self.engine_set)) < len(self.engine_set) or set(self.engine_set) != set(self.engines):
@@ -240,6 +269,7 @@ def _older(engine: SavedEngine, elapsed_s: float) -> SavedEngine:
         holds=tuple(
             replace(h, age_s=h.age_s + elapsed_s, remaining_s=_less(h.remaining_s, elapsed_s)) for h in engine.holds
         ),
+        role_age_s=None if engine.role_age_s is None else engine.role_age_s + elapsed_s,
         admitted_age_s=None if engine.admitted_age_s is None else engine.admitted_age_s + elapsed_s,
         gate_in_s=_less(engine.gate_in_s, elapsed_s),
         drain=None
@@ -270,6 +300,10 @@ def aged(handoff: Handoff, *, wall: float) -> SavedFleet:
         engines={engine: _older(saved, elapsed_s) for engine, saved in state.engines.items()},
         proxies=tuple(replace(p, counts_for_s=_less(p.counts_for_s, elapsed_s)) for p in state.proxies),
         cursors=tuple(replace(c, drop_in_s=_less(c.drop_in_s, elapsed_s)) for c in state.cursors),
+        roles=SavedRoles(
+            gave_age_s={role: age_s + elapsed_s for role, age_s in state.roles.gave_age_s.items()},
+            risks=tuple(replace(r, age_s=r.age_s + elapsed_s) for r in state.roles.risks),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.evidence import CLASS_OF, CLEARS, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
+from narwhal.control.core.roles import Roles
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.signals import Signals
 from narwhal.control.core.suspicion import Suspicions
@@ -36,6 +37,7 @@ class Intake:
         models: ModelChecks,
         signals: Signals,
         drift: Drift,
+        roles: Roles,
     ) -> None:
         self._settings = settings
         self._engines = engines
@@ -46,6 +48,7 @@ class Intake:
         self._models = models
         self._signals = signals
         self._drift = drift
+        self._roles = roles
 
     def configure(self, settings: CoreSettings) -> None:
         """The fleet file changed."""
@@ -99,6 +102,7 @@ class Intake:
             decisions += told
             if at_fault:
                 return decisions
+        decisions += self._roles.timed_out(run, now=now)
         self._remember(run, engine, failure)
         seen = _seen(proxy, run, now)
         return [*decisions, *self._suspicions.failed(engine, failure, seen, count=run.count, now=now)]

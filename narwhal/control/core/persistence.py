@@ -29,6 +29,7 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
     return SavedEngine(
         url=engine.spec.url,
         role=engine.role,
+        role_age_s=None if engine.role_since is None else max(0.0, now - engine.role_since),
         incarnation=engine.incarnation,
         holds=tuple(
             SavedHold(kind=h.kind, reason=h.reason, age_s=max(0.0, now - h.since), remaining_s=_remaining(h.due, now))
@@ -91,6 +92,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
     engine = Engine(
         spec=spec,
         role=spec.role if spec.pinned else saved.role,
+        role_since=None if saved.role_age_s is None else now - saved.role_age_s,
         incarnation=saved.incarnation,
         holds={
             h.kind: Held(kind=h.kind, reason=h.reason, since=now - h.age_s, due=_instant(h.remaining_s, now))

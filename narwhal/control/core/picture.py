@@ -15,6 +15,7 @@ from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.publication import PlacementContent, outside, unstored
 from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.render import engine_view, entry
+from narwhal.control.core.roles import Roles
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspicion import Suspicions
@@ -40,6 +41,7 @@ class Picture:
         suspicions: Suspicions,
         drains: Drains,
         drift: Drift,
+        roles: Roles,
     ) -> None:
         self._settings = settings
         self._roster = roster
@@ -52,6 +54,7 @@ class Picture:
         self._suspicions = suspicions
         self._drains = drains
         self._drift = drift
+        self._roles = roles
         self._revision = -1
         self._candidates: tuple[Candidate, ...] = ()
         self._content: PlacementContent | None = None
@@ -94,6 +97,7 @@ class Picture:
             proxies=self._proxies.view(suspect=self._witnesses.suspect, now=now),
             monitor=self._monitor.view(now=now),
             totals=self._tallies.requests,
+            roles=self._roles.view(now=now),
         )
 
     def _publishable(self, stored: Mapping[str, int] | None, now: float) -> tuple[Candidate, ...]:
@@ -129,6 +133,7 @@ class Picture:
             gate_in_s=None if due is None else max(0.0, due - now),
             waits_for=self._drains.waits_for(engine, now=now),
             drift=self._drift.view(engine.id),
+            stays=self._roles.stays(engine, now=now),
             limit=self._settings.eject_after,
             now=now,
         )

@@ -46,6 +46,7 @@ def engine_view(
     gate_in_s: float | None,
     waits_for: tuple[str, ...],
     drift: DriftView | None,
+    stays: str,
     limit: int,
     now: float,
 ) -> EngineView:
@@ -88,6 +89,8 @@ def engine_view(
         gate_in_s=gate_in_s,
         drain=_drain(engine, waits_for, now),
         drift=drift,
+        role_age_s=None if engine.role_since is None else now - engine.role_since,
+        stays=stays,
     )
 
 

@@ -5,6 +5,7 @@ Seconds end in `_s`; counts are plain.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from narwhal.vocabulary import Phase
 
@@ -34,6 +35,35 @@ class DriftSettings:
     recovery_windows: int = 3
 
 
+class RoleMode(StrEnum):
+    """What role control does (spec C1)."""
+
+    OFF = "off"
+    ADVISORY = "advisory"  # decides and shows, changes nothing
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleSettings:
+    """Role control (spec C): `controller` and `slo` of the fleet file."""
+
+    mode: RoleMode = RoleMode.ADVISORY
+    min_prefill: int = 1
+    min_decode: int = 1
+    expand: float = 1.0  # load from which a role wants another engine
+    shrink: float = 0.5  # load up to which a role can give one up
+    cooldown_s: float = 10.0  # between two moves
+    sustained_intervals: int = 3  # passes for which the load must last
+    dwell_s: float = 30.0  # that an engine stays after a move
+    risk_window_s: float = 60.0
+    ttft_s: float = 2.0  # target for the time to the first token
+    tpot_s: float = 0.1  # target for the time per output token
+
+    def floor(self, role: Phase) -> int:
+        """Engines that the role keeps at least."""
+        return self.min_prefill if role is Phase.PREFILL else self.min_decode
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreSettings:
     """What the core knows of the fleet file. Defaults are those of the fleet file."""
@@ -59,6 +89,7 @@ class CoreSettings:
     placement_max_age_s: float = 600.0
     attested: bool = False  # the fleet has an engine_contract
     drift: DriftSettings = DriftSettings()
+    roles: RoleSettings = RoleSettings()
 
     @property
     def readmit_interval_s(self) -> float:

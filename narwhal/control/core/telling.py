@@ -5,12 +5,12 @@ What is said here is what the log, the journal, `narwhalctl events` and `explain
 
 from collections.abc import Iterable, Mapping
 
-from narwhal.control.core.decisions import Cause, Ejection
+from narwhal.control.core.decisions import Cause, Ejection, RoleMove
 from narwhal.control.core.engine import Drain, Engine, Standing
 from narwhal.control.core.events import CheckResult, EventKind, Record
 from narwhal.control.core.evidence import Seen
 from narwhal.control.core.process import process_words
-from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Verdict
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, RiskKind, Verdict
 
 # Outcomes that are an HTTP status, which people know by its number.
 _STATUSES = frozenset(
@@ -195,6 +195,28 @@ def overload_over() -> Record:
     """Engines are judged one by one again."""
     message = "most engines take as long as usual for a token again"
     return Record(kind=EventKind.FLEET_USUAL, message=message)
+
+
+def role_moved(move: RoleMove) -> Record:
+    """An engine has another role."""
+    message = f"engine {move.engine} now has the role {move.to} ({move.cause}: {move.reason})"
+    return Record(kind=EventKind.ROLE_MOVED, message=message, engine=move.engine, fields=_move_fields(move))
+
+
+def role_proposed(move: RoleMove) -> Record:
+    """An engine should have another role, and role control only advises."""
+    message = f"engine {move.engine} should have the role {move.to} ({move.cause}: {move.reason}); nothing was changed"
+    return Record(kind=EventKind.ROLE_PROPOSED, message=message, engine=move.engine, fields=_move_fields(move))
+
+
+def _move_fields(move: RoleMove) -> Mapping[str, str]:
+    return {"to": move.to, "cause": move.cause}
+
+
+def role_risk(role: Phase, kind: RiskKind, age_s: float, window_s: float) -> Record:
+    """A role is short of an engine that it gave up."""
+    message = f"{role}: {kind}, {age_s:.1f} s after it gave up an engine; it gives up no more for {window_s:g} s"
+    return Record(kind=EventKind.ROLE_RISK, message=message, fields={"role": role, "risk": kind})
 
 
 def kept(engine: str, phases: str) -> Record:

@@ -7,10 +7,13 @@ disagree. Ages and remaining times are seconds at the instant of the view.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from narwhal.control.core.decisions import RoleMove
 from narwhal.control.core.events import ProcessIdentity
 from narwhal.control.core.evidence import Seen
+from narwhal.control.core.loads import Load
+from narwhal.control.core.settings import RoleMode
 from narwhal.reports import ProxyKey, RequestCounts
-from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, RiskKind, Stage, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +114,8 @@ class EngineView:
     gate_in_s: float | None = None  # until its gate is tried next by itself
     drain: DrainView | None = None
     drift: DriftView | None = None  # None before its decode latency was first judged
+    role_age_s: float | None = None  # since it changed its role, None: never
+    stays: str = ""  # why role control does not move it, empty when it may
 
     @property
     def eligible(self) -> bool:
@@ -174,6 +179,39 @@ class MonitorView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RiskView:
+    """A consolidation risk of a role (spec C4)."""
+
+    kind: RiskKind
+    count: int
+    age_s: float  # of the newest event
+    blocks_s: float  # for so long the role gives up no engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleView:
+    """One role (spec C2, C3)."""
+
+    role: Phase
+    engines: int  # that its floor counts
+    floor: int
+    load: Load
+    above: int  # passes in a row at or above `controller.thresholds.expand`
+    gave_age_s: float | None  # since it gave up an engine, None: not within memory
+    risks: tuple[RiskView, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolesView:
+    """Role control."""
+
+    mode: RoleMode
+    roles: tuple[RoleView, ...]
+    proposal: RoleMove | None  # what the newest pass decided; done at once in `auto`
+    why_not: str  # why it decided nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FleetView:
     """Everything."""
 
@@ -185,3 +223,4 @@ class FleetView:
     proxies: tuple[ProxyView, ...]
     monitor: MonitorView
     totals: RequestCounts
+    roles: RolesView

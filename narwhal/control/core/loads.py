@@ -1,0 +1,81 @@
+"""How loaded a role is: what its legs take against their targets, and who waits (spec C3). Pure.
+
+Decides: one number for each role. It cannot see: floors, moves or what follows from it.
+
+| role | its load is the largest of |
+|---|---|
+| prefill | time to the first token over `slo.ttft_s`; its queue over `slo.ttft_s` |
+| decode | time per output token over `slo.tpot_s`; time to the first token over `slo.ttft_s`; its queue over that |
+
+Times are those that nine of ten legs keep within, of the last intervals. A queue is how long the legs that wait would
+take at the pace of these intervals: it shows what finished legs do not tell yet.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from narwhal.control.core.engine import Engine, Standing
+from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.signals import Signals
+from narwhal.measures import Measure
+from narwhal.vocabulary import Phase
+
+WINDOWS = 5  # closed intervals that the load is measured over
+SHARE = 0.9  # of the legs that are within the latency
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """One role's load. Latencies are None where nothing was measured."""
+
+    load: float = 0.0
+    latency: float = 0.0  # the load without the queue: at or above 1 the role misses its target
+    first_s: float | None = None
+    step_s: float | None = None
+    wait_s: float | None = None  # for a seat, before the first leg
+    prompt_tokens: float | None = None  # the median
+    output_tokens: float | None = None  # the median
+    queue_s: float = 0.0
+    waiting: int = 0  # legs without their first token
+
+
+def measured(
+    role: Phase, settings: CoreSettings, engines: Mapping[str, Engine], signals: Signals, *, now: float
+) -> Load:
+    """The load of `role` now, of the engines that serve it."""
+    names = serving(role, engines, now=now)
+    sketches = {m: signals.sketch(names, role, m, windows=WINDOWS) for m in Measure}
+    first_s, step_s = sketches[Measure.FIRST].quantile(SHARE), sketches[Measure.STEP].quantile(SHARE)
+    waiting = sum(signals.waiting(name, role, now=now) for name in names)
+    span_s = min(signals.closed, WINDOWS) * settings.monitor_interval_s
+    queue_s = waiting * span_s / max(1, sketches[Measure.FIRST].total)
+    targets = settings.roles
+    latencies = [(first_s or 0.0) / targets.ttft_s]
+    if role is Phase.DECODE:
+        latencies.append((step_s or 0.0) / targets.tpot_s)
+    latency = max(latencies)
+    return Load(
+        load=max(latency, queue_s / targets.ttft_s),
+        latency=latency,
+        first_s=first_s,
+        step_s=step_s,
+        wait_s=sketches[Measure.WAIT].quantile(SHARE),
+        prompt_tokens=sketches[Measure.PROMPT].quantile(0.5),
+        output_tokens=sketches[Measure.OUTPUT].quantile(0.5),
+        queue_s=queue_s,
+        waiting=waiting,
+    )
+
+
+def serving(role: Phase, engines: Mapping[str, Engine], *, now: float) -> list[str]:
+    """The engines whose legs speak for the role: those of the role that new work goes to; where there are none, those
+    that stand in for them."""
+
+    def some(fits: Callable[[Engine], bool]) -> list[str]:
+        return [e.id for e in engines.values() if e.standing is Standing.IN_SERVICE and fits(e)]
+
+    return (
+        some(lambda e: e.role is role and e.candidate(now=now).free)
+        or some(lambda e: e.able(role) and e.candidate(now=now).free)
+        or some(lambda e: e.able(role))
+    )

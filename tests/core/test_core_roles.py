@@ -1,0 +1,462 @@
+"""Role control: floors, loads, guards, consolidation risk. Numbers typed from spec C and the fleet file's defaults."""
+
+from typing import Any
+
+import pytest
+
+from narwhal.control.core.events import CommandRefusedError, DrainCommand, EventKind, Refusal, Reloaded, RoleCommand
+from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
+from narwhal.control.core.settings import EngineSpec, RoleMode, RoleSettings
+from narwhal.control.core.view import RolesView, RoleView
+from narwhal.vocabulary import Outcome, Phase, RiskKind, Stage
+from tests.core.rig import Rig, decode, prefill
+
+TTFT, TPOT = 2.0, 0.1  # targets, seconds
+P, D = Phase.PREFILL, Phase.DECODE
+FOUR = (prefill("p1"), prefill("p2"), decode("d1"), decode("d2"))
+SIX = (prefill("p1"), prefill("p2"), prefill("p3"), decode("d1"), decode("d2"), decode("d3"))
+
+
+class Fleet(Rig):
+    """Whose roles have the loads that a test gives them, told by a proxy every second."""
+
+    def __init__(self, *engines: EngineSpec, saved: SavedFleet | None = None, **roles: Any) -> None:
+        fields = {"mode": RoleMode.AUTO, **roles}
+        super().__init__(*engines, saved=saved, liveness_every=0, roles=RoleSettings(**fields))
+
+    def loaded(self, p: float, d: float, passes: int = 1) -> None:
+        """So many passes in which nine of ten legs took `p` and `d` times their target."""
+        for _ in range(passes):
+            for engine in self.engines():
+                if engine.role is P:
+                    self.measure(engine.id, first=p * TTFT * 1.03)
+                else:
+                    self.measure(engine.id, step=d * TPOT * 1.03)
+            self.run_pass()
+
+    def roles(self) -> dict[str, Phase]:
+        return {e.id: e.role for e in self.engines()}
+
+    def moves(self) -> list[tuple[str, str, str]]:
+        return [(r.engine, r.fields["to"], r.fields["cause"]) for r in self.records(EventKind.ROLE_MOVED)]
+
+    def control(self) -> RolesView:
+        return self.fleet.view(now=self.now).roles
+
+    def role(self, phase: Phase) -> RoleView:
+        return next(r for r in self.control().roles if r.role is phase)
+
+    def why_not(self) -> str:
+        return self.control().why_not
+
+    def order(self, engine: str, role: Phase) -> None:
+        self.send(RoleCommand(engine=engine, role=role))
+
+
+def count(rig: Fleet, phase: Phase) -> int:
+    return sum(role is phase for role in rig.roles().values())
+
+
+# --- loads (C3) -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C3")
+def test_a_load_is_the_latency_of_nine_legs_in_ten_over_the_target() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.OFF)
+    for _ in range(6):
+        rig.measure("p1", first=0.5, count=89)
+        rig.measure("p1", first=1.5, count=11)
+        rig.measure("d1", step=0.02, count=89)
+        rig.measure("d2", step=0.06, count=11)
+        rig.run_pass()
+    assert rig.role(P).load.load == pytest.approx(0.75, rel=0.05)
+    assert rig.role(D).load.load == pytest.approx(0.6, rel=0.05)
+
+
+@pytest.mark.rule("C3")
+def test_decode_is_loaded_by_its_first_tokens_too() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.OFF)
+    for _ in range(6):
+        rig.measure("d1", step=0.01, first=1.5)
+        rig.run_pass()
+    assert rig.role(D).load.load == pytest.approx(0.75, rel=0.05)
+
+
+@pytest.mark.rule("C3")
+def test_a_queue_is_a_load_before_its_legs_have_ended() -> None:
+    """Ten legs a second come to an end, and forty wait: the last of them in four seconds, twice the target."""
+    rig = Fleet(*FOUR, mode=RoleMode.OFF)
+    for _ in range(6):
+        rig.measure("p1", first=0.2, count=5, waiting=15)
+        rig.measure("p2", first=0.2, count=5, waiting=25)
+        rig.run_pass()
+    load = rig.role(P).load
+    assert [load.load, load.queue_s, load.waiting] == pytest.approx([2.0, 4.0, 40])
+    assert load.latency == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.rule("C3")
+def test_an_engine_that_is_held_does_not_speak_for_its_role() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.OFF)
+    for _ in range(6):
+        rig.measure("d1", step=0.02)
+        rig.measure("d2", step=0.5)
+        rig.run_pass()
+    assert rig.role(D).load.load == pytest.approx(5.0, rel=0.05)
+    rig.report("d2", Outcome.STREAM_CUT, count=3)
+    rig.run_pass()
+    assert rig.role(D).load.load == pytest.approx(0.2, rel=0.05)
+
+
+def test_without_traffic_there_is_no_load() -> None:
+    rig = Fleet(*FOUR)
+    rig.run_pass()
+    assert [r.load.load for r in rig.control().roles] == [0.0, 0.0]
+
+
+# --- modes (C1) -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C1", "C3")
+@pytest.mark.parametrize("to", [P, D])
+def test_a_loaded_role_takes_an_engine_from_one_that_has_little_to_do(to: Phase) -> None:
+    rig = Fleet(*FOUR)
+    rig.loaded(1.2 if to is P else 0.3, 1.2 if to is D else 0.3, passes=4)
+    assert [(m[1], m[2]) for m in rig.moves()] == [(to, "load")]
+    assert (count(rig, to), count(rig, to.other)) == (3, 1)
+    moved = rig.moves()[0][0]
+    assert rig.engine(moved).phases == {to}
+
+
+@pytest.mark.rule("C1")
+def test_advice_is_shown_once_and_changes_nothing() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.ADVISORY)
+    before, placed = rig.roles(), rig.fleet.placement(now=rig.now)
+    rig.loaded(0.3, 1.2, passes=8)
+    assert rig.roles() == before
+    assert rig.fleet.placement(now=rig.now) is placed
+    (told,) = rig.records(EventKind.ROLE_PROPOSED)
+    proposal = rig.control().proposal
+    assert proposal is not None
+    assert (proposal.engine, proposal.to, told.engine) == ("p1", D, "p1")
+    assert "nothing was changed" in told.message
+    rig.loaded(0.3, 0.3, passes=6)
+    assert rig.control().proposal is None
+
+
+@pytest.mark.rule("C1")
+def test_off_decides_nothing() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.OFF)
+    rig.loaded(0.3, 1.2, passes=8)
+    assert (rig.moves(), rig.records(EventKind.ROLE_PROPOSED), rig.control().proposal) == ([], [], None)
+    assert rig.why_not() == "role control is off"
+
+
+# --- guards (C2–C4): each is the only one that speaks against the move ------------------------------------------------
+
+
+@pytest.mark.rule("C3")
+def test_the_load_must_last_three_passes() -> None:
+    rig = Fleet(*FOUR)
+    rig.loaded(0.3, 0.3, passes=1)
+    rig.loaded(0.3, 1.2, passes=3)  # a pass decides by the intervals before it
+    assert rig.moves() == []
+    assert "for 2 of 3 passes" in rig.why_not()
+    rig.loaded(0.3, 1.2, passes=1)
+    assert len(rig.moves()) == 1
+
+
+@pytest.mark.rule("C3")
+def test_below_the_target_nothing_moves() -> None:
+    rig = Fleet(*FOUR)
+    rig.loaded(0.3, 0.93, passes=8)
+    assert rig.moves() == []
+    assert "wants an engine from 1.00" in rig.why_not()
+
+
+@pytest.mark.rule("C3")
+@pytest.mark.parametrize(("other", "moves"), [(0.46, 1), (0.55, 0)])
+def test_a_role_gives_up_an_engine_up_to_half_its_target(other: float, moves: int) -> None:
+    rig = Fleet(*FOUR)
+    rig.loaded(other, 1.2, passes=8)
+    assert len(rig.moves()) == moves
+    assert moves or "prefill gives none up" in rig.why_not()
+
+
+@pytest.mark.rule("C3")
+def test_ten_seconds_pass_between_two_moves() -> None:
+    rig = Fleet(*SIX)
+    rig.loaded(0.1, 3.0, passes=4)
+    began = rig.now
+    assert len(rig.moves()) == 1
+    while len(rig.moves()) == 1:
+        rig.loaded(0.1, 3.0)
+        assert rig.now < began + 20
+    assert rig.now - began == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.rule("C3")
+def test_one_engine_moves_in_a_pass() -> None:
+    rig = Fleet(*SIX, cooldown_s=0.0)
+    rig.loaded(0.1, 3.0, passes=4)
+    assert len(rig.moves()) == 1
+
+
+@pytest.mark.rule("C2")
+@pytest.mark.parametrize(("floor", "moves"), [(1, 1), (2, 0)])
+def test_a_role_keeps_its_floor(floor: int, moves: int) -> None:
+    rig = Fleet(*FOUR, min_prefill=floor)
+    rig.loaded(0.1, 3.0, passes=6)
+    assert len(rig.moves()) == moves
+    assert moves or "its floor is 2" in rig.why_not()
+
+
+@pytest.mark.rule("C2")
+def test_a_pinned_engine_does_not_move() -> None:
+    rig = Fleet(prefill("p1", pinned=True), prefill("p2", pinned=True), decode("d1"), decode("d2"))
+    rig.loaded(0.1, 3.0, passes=6)
+    assert rig.moves() == []
+    assert "p1 pinned, p2 pinned" in rig.why_not()
+
+
+@pytest.mark.rule("C2")
+def test_a_held_engine_does_not_move() -> None:
+    rig = Fleet(prefill("p1"), prefill("p2", pinned=True), prefill("p3", pinned=True), decode("d1"))
+    rig.report("p1", Outcome.HTTP_5XX, count=3)
+    rig.loaded(0.1, 3.0, passes=6)
+    assert rig.moves() == []
+    assert "p1 held" in rig.why_not()
+
+
+@pytest.mark.rule("C2")
+def test_an_engine_that_moved_stays_thirty_seconds() -> None:
+    """Another engine would have to move back; the window in which none may is set aside to see this guard alone."""
+    rig = Fleet(prefill("p1"), prefill("p2"), decode("d1", pinned=True), risk_window_s=0.0)
+    rig.order("p1", D)
+    moved_at = rig.now
+    while len(rig.moves()) == 1:
+        rig.loaded(3.0, 0.1)
+        assert rig.now < moved_at + 40
+    assert rig.moves()[1][:2] == ("p1", P)
+    assert rig.now - moved_at == pytest.approx(30.0, abs=1.1)
+
+
+@pytest.mark.rule("C3")
+def test_no_move_is_reversed_within_sixty_seconds() -> None:
+    rig = Fleet(*SIX)
+    rig.loaded(0.1, 3.0, passes=4)
+    moved_at = rig.now
+    assert len(rig.moves()) == 1
+    while len(rig.moves()) == 1:
+        rig.loaded(3.0, 0.1)
+        assert rig.now < moved_at + 80
+    assert rig.moves()[1][1] == P
+    assert rig.now - moved_at == pytest.approx(60.0, abs=1.1)
+
+
+@pytest.mark.rule("C3")
+def test_who_came_from_there_goes_back_first_then_who_has_least_to_do() -> None:
+    rig = Fleet(*SIX, risk_window_s=0.0, dwell_s=0.0, cooldown_s=0.0)
+    rig.order("d2", P)
+    rig.loaded(0.1, 3.0, passes=6)
+    assert rig.moves()[1][0] == "d2"
+
+
+# --- floors (C2) ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C2")
+def test_a_shortfall_is_repaired_at_once_one_engine_a_pass() -> None:
+    rig = Fleet(*SIX, min_decode=2)
+    rig.report("d1", Outcome.REFUSED, count=3)
+    rig.report("d2", Outcome.REFUSED, count=3)
+    rig.report("d3", Outcome.REFUSED, count=3)
+    rig.tick(Stage.CONTROLLER)
+    assert [m[1:] for m in rig.moves()] == [(D, "floor")]
+    rig.tick(Stage.CONTROLLER)
+    assert [m[1:] for m in rig.moves()] == [(D, "floor")] * 2
+    rig.tick(Stage.CONTROLLER)
+    assert len(rig.moves()) == 2
+
+
+@pytest.mark.rule("C2")
+def test_a_shortfall_is_not_repaired_below_the_other_floor() -> None:
+    rig = Fleet(prefill("p1"), prefill("p2"), decode("d1"), min_prefill=2)
+    rig.report("d1", Outcome.REFUSED, count=3)
+    rig.tick(Stage.CONTROLLER)
+    assert rig.moves() == []
+
+
+@pytest.mark.rule("C2")
+def test_engines_that_start_up_are_waited_for() -> None:
+    rig = Fleet(prefill("p1"), prefill("p2"), decode("d1"))
+    rig.send(Reloaded(settings=rig.with_settings(engines=(prefill("p1"), prefill("p2"), decode("d9")))))
+    began = rig.now
+    while not rig.moves():
+        rig.run_pass()
+        assert rig.now < began + 40
+    assert rig.now - began == pytest.approx(30.0, abs=1.1)
+
+
+@pytest.mark.rule("C1", "C2")
+def test_in_advisory_mode_a_shortfall_is_shown_and_not_repaired() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.ADVISORY)
+    rig.report("d1", Outcome.REFUSED, count=3)
+    rig.report("d2", Outcome.REFUSED, count=3)
+    rig.run_pass()
+    assert rig.moves() == []
+    (told,) = rig.records(EventKind.ROLE_PROPOSED)
+    assert told.fields == {"to": "decode", "cause": "floor"}
+
+
+# --- consolidation risk (C4) ------------------------------------------------------------------------------------------
+
+
+def given_up(**roles: Any) -> Fleet:
+    """Prefill has given up an engine. Moves back, and a cooldown, do not come into it."""
+    rig = Fleet(*SIX, cooldown_s=0.0, **roles)
+    rig.order("p1", D)
+    return rig
+
+
+@pytest.mark.rule("C4")
+def test_a_role_that_misses_its_target_after_giving_up_an_engine_gives_up_no_more() -> None:
+    rig = given_up()
+    rig.loaded(1.1, 0.1, passes=3)
+    (told,) = rig.records(EventKind.ROLE_RISK)
+    assert told.fields == {"role": "prefill", "risk": "target missed"}
+    (risk,) = rig.role(P).risks
+    assert (risk.kind, risk.count) == (RiskKind.TARGET_MISSED, 2)
+    rig.loaded(0.1, 3.0, passes=10)
+    assert len(rig.moves()) == 1
+    assert "prefill gives none up for" in rig.why_not()
+    began = rig.now
+    while len(rig.moves()) == 1:
+        rig.loaded(0.1, 3.0)
+        assert rig.now < began + 70
+    assert rig.moves()[1][1] == D
+
+
+@pytest.mark.rule("C4")
+@pytest.mark.parametrize(
+    ("left", "engine", "phase", "outcome"),
+    [
+        (P, "p2", P, Outcome.PREFILL_TIMEOUT),
+        (D, "d2", D, Outcome.FIRST_TOKEN_TIMEOUT),
+    ],
+)
+def test_a_first_token_that_comes_too_late_is_a_risk(left: Phase, engine: str, phase: Phase, outcome: Outcome) -> None:
+    rig = Fleet(*SIX)
+    rig.order("p1" if left is P else "d1", left.other)
+    rig.report(engine, outcome, phase=phase)
+    rig.report(engine, outcome, phase=phase)
+    (risk,) = rig.role(left).risks
+    assert (risk.kind, risk.count) == (RiskKind.FIRST_TOKEN_LATE, 2)
+    assert rig.role(left.other).risks == ()
+
+
+@pytest.mark.rule("C4")
+def test_other_failures_are_no_risk_and_nothing_is_without_a_move() -> None:
+    rig = given_up()
+    rig.report("p2", Outcome.HTTP_5XX, phase=P)
+    rig.report("p2", Outcome.FIRST_TOKEN_TIMEOUT, phase=P)
+    assert rig.role(P).risks == ()
+    other = Fleet(*SIX)
+    other.report("p2", Outcome.PREFILL_TIMEOUT, phase=P)
+    other.loaded(1.5, 0.7, passes=5)
+    assert other.role(P).risks == ()
+
+
+@pytest.mark.rule("C4")
+def test_after_sixty_seconds_a_missed_target_says_nothing_about_the_move() -> None:
+    rig = given_up()
+    rig.loaded(0.7, 0.7, passes=59)
+    rig.loaded(1.2, 0.7, passes=5)
+    assert rig.role(P).risks == ()
+
+
+@pytest.mark.rule("C4")
+def test_a_risk_blocks_the_repair_of_a_floor_too() -> None:
+    rig = given_up()
+    rig.loaded(1.1, 0.1, passes=3)
+    for engine in ("d1", "d2", "d3", "p1"):
+        rig.report(engine, Outcome.REFUSED, count=3)
+    rig.tick(Stage.CONTROLLER)
+    assert len(rig.moves()) == 1
+
+
+@pytest.mark.rule("C4", "S1")
+def test_a_risk_survives_a_takeover_with_its_age() -> None:
+    rig = given_up()
+    rig.loaded(1.1, 0.1, passes=3)
+    rig.loaded(0.6, 0.6, passes=7)
+    (before,) = rig.role(P).risks
+    document = to_document(rig.saved(), wall=50.0, epoch=1, holder="a")
+    saved = aged(from_document(document), wall=70.0)
+    after = Fleet(*SIX, saved=saved, cooldown_s=0.0)
+    after._sequences.update(rig._sequences)
+    (risk,) = after.role(P).risks
+    assert (risk.kind, risk.count) == (RiskKind.TARGET_MISSED, before.count)
+    assert risk.age_s == pytest.approx(before.age_s + 20.0)
+    assert after.role(P).gave_age_s == pytest.approx(10.0 + 20.0)
+    assert after.roles()["p1"] is D
+    assert after.engine("p1").role_age_s == pytest.approx(30.0)
+    after.loaded(0.1, 3.0, passes=6)
+    assert after.moves() == []
+    began = after.now
+    while not after.moves():
+        after.loaded(0.1, 3.0)
+        assert after.now < began + 60
+    assert after.now - began == pytest.approx(60.0 - 20.0 - before.age_s - 6.0, abs=2.0)
+
+
+# --- an operator's word -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C1")
+@pytest.mark.parametrize("mode", RoleMode)
+def test_an_operator_gives_a_role_in_every_mode(mode: RoleMode) -> None:
+    rig = Fleet(*FOUR, mode=mode)
+    rig.order("p2", D)
+    assert rig.roles()["p2"] is D
+    assert rig.engine("p2").phases == {D}
+    assert rig.moves() == [("p2", "decode", "operator")]
+
+
+@pytest.mark.rule("C1")
+def test_a_role_change_makes_no_new_incarnation_and_keeps_holds() -> None:
+    rig = Fleet(*FOUR)
+    rig.send(DrainCommand(engines=("p2",), reason="r", deadline_s=60.0, restart=False, wall=1.0))
+    before = rig.engine("p2")
+    rig.order("p2", D)
+    after = rig.engine("p2")
+    assert (after.incarnation, [h.kind for h in after.holds]) == (before.incarnation, [h.kind for h in before.holds])
+
+
+@pytest.mark.rule("C2")
+@pytest.mark.parametrize(
+    ("engines", "engine", "role", "refusal", "says"),
+    [
+        (FOUR, "x", D, Refusal.NOT_FOUND, "no engine x"),
+        (FOUR, "p1", P, Refusal.PRECONDITION, "has the role prefill already"),
+        ((prefill("p1", pinned=True), prefill("p2"), decode("d1")), "p1", D, Refusal.PRECONDITION, "pinned to prefill"),
+        ((prefill("p1"), decode("d1"), decode("d2")), "p1", D, Refusal.PRECONDITION, "its floor is 1"),
+    ],
+)
+def test_an_order_that_cannot_be_followed_changes_nothing(
+    engines: tuple[EngineSpec, ...], engine: str, role: Phase, refusal: Refusal, says: str
+) -> None:
+    rig = Fleet(*engines)
+    before = rig.roles()
+    with pytest.raises(CommandRefusedError, match=says) as refused:
+        rig.order(engine, role)
+    assert refused.value.refusal is refusal
+    assert rig.roles() == before
+
+
+def test_explain_says_when_the_role_changed() -> None:
+    rig = Fleet(*FOUR)
+    rig.order("p2", D)
+    rig.run_pass()
+    lines = rig.fleet.explain("p2", now=rig.now).lines
+    assert "changed its role to decode 1.0 s ago; moved lately, stays for 29 s" in lines
