@@ -6,7 +6,7 @@ and judges an engine that came to it on probation by its peers' until it is rele
 
 | the window of a scored engine | what follows |
 |---|---|
-| most scored engines drift | nothing is concluded; evict_windows of these in a row are the fleet's new normal |
+| most scored engines drift, or the only one | nothing is concluded; evict_windows of these in a row are the fleet's new normal |
 | drifts | probation_windows in a row: probation; every evict_windows in a row: an inference probe |
 | is good | recovery_windows in a row end probation; without probation it is part of the baseline |
 """
@@ -137,7 +137,7 @@ class Drift:
     def _judge(self, closed: Mapping[str, Sketch], *, now: float) -> list[Decision]:
         scored = self._scored(closed)
         drifting = sum(s.drifts for s in scored)
-        if len(scored) > 1 and drifting * 2 > len(scored):
+        if drifting * 2 > len(scored):
             return self._overload(scored, drifting)
         decisions: list[Decision] = []
         if self._overloaded:
