@@ -2,7 +2,7 @@
 
 import pytest
 
-from narwhal.control.core.events import Effect, EventKind, ProbeInference, ProcessIdentity, Reloaded
+from narwhal.control.core.events import Effect, EventKind, ProbeInference, ProcessIdentity, Reloaded, RoleCommand
 from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
 from narwhal.control.core.settings import DriftSettings
 from narwhal.vocabulary import Hold, Outcome, Phase
@@ -151,6 +151,30 @@ def test_probation_with_traffic_is_not_probed() -> None:
     usual(rig, 4, d1=SLOW)  # it is on its way out: proxies tell of it still
     assert on_probation(rig) == {"d1"}
     assert not rig.records(EventKind.PROBE_STARTED)
+
+
+@pytest.mark.rule("H5")
+def test_a_probe_that_says_nothing_is_not_asked_for_again_in_its_window() -> None:
+    rig = fleet(2)
+    usual(rig)
+    usual(rig, 3, d1=SLOW)
+    for _ in range(WINDOW_S):
+        rig.measure("d2", step=USUAL, count=1)
+        effects = rig.run_pass()
+        while asked := of(effects, ProbeInference):
+            effects = [x for probe in asked for x in rig.answer_step(probe, Outcome.HTTP_429)]
+    assert len(rig.records(EventKind.PROBE_ENDED)) == len(rig.records(EventKind.PROBE_STARTED)) == 1
+
+
+@pytest.mark.rule("C1", "H5")
+def test_what_was_normal_before_a_change_of_role_says_nothing() -> None:
+    rig = fleet(3)
+    usual(rig)
+    rig.send(RoleCommand(engine="d1", role=Phase.PREFILL))
+    rig.send(RoleCommand(engine="d1", role=Phase.DECODE))
+    usual(rig, 4, d1=SLOW)
+    rig.settle()
+    assert on_probation(rig) == set()
 
 
 @pytest.mark.rule("H5")

@@ -200,6 +200,10 @@ def test_one_engine_moves_in_a_pass() -> None:
     rig = Fleet(*SIX, cooldown_s=0.0)
     rig.loaded(0.1, 3.0, passes=4)
     assert len(rig.moves()) == 1
+    rig.loaded(0.1, 3.0, passes=2)  # what is there now has to be found too little anew
+    assert len(rig.moves()) == 1
+    rig.loaded(0.1, 3.0, passes=1)
+    assert len(rig.moves()) == 2
 
 
 @pytest.mark.rule("C2")
@@ -365,6 +369,16 @@ def test_other_failures_are_no_risk_and_nothing_is_without_a_move() -> None:
     other.report("p2", Outcome.PREFILL_TIMEOUT, phase=P)
     other.loaded(1.5, 0.7, passes=5)
     assert other.role(P).risks == ()
+
+
+@pytest.mark.rule("C4")
+def test_a_queue_alone_is_a_load_and_no_missed_target() -> None:
+    rig = given_up()
+    for _ in range(4):
+        rig.measure("p2", first=0.2, count=5, waiting=60)
+        rig.run_pass()
+    assert rig.role(P).load.load > 1.0
+    assert rig.role(P).risks == ()
 
 
 @pytest.mark.rule("C4")

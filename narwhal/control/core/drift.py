@@ -6,7 +6,7 @@ and judges an engine that came to it on probation by its peers' until it is rele
 
 | the window of a scored engine | what follows |
 |---|---|
-| most scored engines drift, or the only one | nothing is concluded; evict_windows of these in a row are the fleet's new normal |
+| most scored engines drift, or the only one | nothing; evict_windows of these in a row are the fleet's new normal |
 | drifts | probation_windows in a row: probation; every evict_windows in a row: an inference probe |
 | is good | recovery_windows in a row end probation; without probation it is part of the baseline |
 """
@@ -71,11 +71,6 @@ class Drift:
         """The fleet file changed."""
         self._settings = settings
         self._due = min(self._due, now + settings.window_s)
-
-    def restore(self, engine: Engine) -> None:
-        """The engine came on probation from a saved handoff: it is so far, and what is normal for it is not known."""
-        if Hold.DRIFT in engine.holds:
-            self._of(engine.id).drifting = self._settings.probation_windows
 
     def forget(self, engine: str) -> None:
         """The engine is another, or works under other conditions: what was normal says nothing any more."""

@@ -152,7 +152,6 @@ class Fleet:
                 self._readmission.restore(engine, due=now + (known or 0.0))
             elif engine.standing is Standing.IN_SERVICE:
                 self._suspicions.restore(engine, now=now)
-                self._drift.restore(engine)
 
     # --- events in, effects out ---------------------------------------------------------------------------------------
 
