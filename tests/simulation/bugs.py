@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from narwhal.control.core import coverage, evidence, persistence, probing, roster
+from narwhal.control.core import coverage, evidence, persistence, probing, roles, roster
+from narwhal.control.core import engine as engine_module
 from narwhal.control.core.drain import Drains
+from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedEngine
@@ -22,7 +24,7 @@ from narwhal.control.core.tallies import Tallies
 from narwhal.placement import Placement
 from narwhal.proxy.attempt import Attempt, LegEnd, StartLeg, Step
 from narwhal.proxy.held import Held
-from narwhal.vocabulary import FailureClass, Hold, Outcome, RequestResult
+from narwhal.vocabulary import HARD_HOLDS, FailureClass, Hold, Outcome, RequestResult
 from tests.simulation import term
 from tests.simulation.links import Link
 from tests.simulation.prober import Transfer
@@ -293,8 +295,13 @@ def _accept_all(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Tallies, "accept", always))
 
 
+def _without(guard: Any) -> Callable[[ExitStack], None]:
+    """Role control that does not ask this one."""
+    return _swap(roles, "GUARDS", tuple(g for g in roles.GUARDS if g is not guard))
+
+
 BUGS: dict[str, Bug] = {
-    "placement-ignored": Bug(rule=Invariant.LEGS_FOLLOW_PLACEMENT, seed=7, plant=_swap(Proxy, "choose", _choose_any)),
+    "placement-ignored": Bug(rule=Invariant.LEGS_FOLLOW_PLACEMENT, seed=1, plant=_swap(Proxy, "choose", _choose_any)),
     "retry-after-output": Bug(
         rule=Invariant.NO_RETRY_AFTER_OUTPUT, seed=49, plant=_swap(Proxy, "machine", _RetriesAfterOutput)
     ),
@@ -312,7 +319,7 @@ BUGS: dict[str, Bug] = {
     "ejected-placed": Bug(rule=Invariant.EJECTED_IS_OUT, seed=7, plant=_never_hard),
     "published-before-stored": Bug(rule=Invariant.STORED_FIRST, seed=4, plant=_swap(term, "publishable", _publish_all)),
     "last-engine-taken": Bug(rule=Invariant.PHASES_COVERED, seed=4, plant=_no_protection),
-    "counted-twice": Bug(rule=Invariant.TOTALS, seed=17, plant=_accept_all),
+    "counted-twice": Bug(rule=Invariant.TOTALS, seed=1, plant=_accept_all),
     "acknowledged-early": Bug(rule=Invariant.ACKNOWLEDGED_STORED, seed=4, plant=_report_at_once),
     "resume-forgets-ejection": Bug(rule=Invariant.RESUME, seed=47, plant=_loading(_without_ejection)),
     "resume-forgets-holds": Bug(rule=Invariant.RESUME, seed=88, plant=_loading(_without_soft_holds)),
@@ -325,21 +332,29 @@ BUGS: dict[str, Bug] = {
     ),
     "own-fault-blamed": Bug(
         rule=Invariant.BLAME,
-        seed=69,
+        seed=17,
         plant=_items(evidence.CLASS_OF, LOCAL=FailureClass.CONNECTION),
     ),
     "cut-off-control-ejects": Bug(rule=Invariant.BLAME, seed=62, plant=_swap(Liveness, "heard", _nothing)),
     "streams-not-evidence": Bug(
         rule=Invariant.DETECTION,
-        seed=44,
+        seed=25,
         plant=_items(evidence.CLASS_OF, STREAM_CUT=FailureClass.OVERLOAD, ERROR_EVENT=FailureClass.OVERLOAD),
     ),
-    "no-sweeps": Bug(rule=Invariant.DETECTION, seed=73, plant=_swap(Liveness, "tick", _no_decisions)),
+    "no-sweeps": Bug(rule=Invariant.DETECTION, seed=5, plant=_swap(Liveness, "tick", _no_decisions)),
     "gate-stays-shut": Bug(rule=Invariant.RECOVERY, seed=2, plant=_never_back),
     "settled-too-soon": Bug(rule=Invariant.DRAINED, seed=66, plant=_swap(Drains, "_proxy_waits", _waits_for_nothing)),
     "handoffs-forgotten": Bug(rule=Invariant.DRAINED, seed=16, plant=_unread_unsaid),
     "two-probes": Bug(rule=Invariant.ONE_PROBE, seed=4, plant=_probe_again),
     "probe-leaves-kv": Bug(rule=Invariant.NO_KV_LEFT, seed=7, plant=_unread),
-    "ejected-twice": Bug(rule=Invariant.NOTHING_RAISES, seed=11, plant=_eject_again),
+    "ejected-twice": Bug(rule=Invariant.NOTHING_RAISES, seed=2, plant=_eject_again),
+    "floor-given-up": Bug(rule=Invariant.ROLE_FLOORS, seed=9, plant=_without(roles.Roles._lacks)),
+    "move-reversed": Bug(rule=Invariant.NO_REVERSAL, seed=68, plant=_without(roles.Roles._reverses)),
+    "drift-takes-the-last": Bug(
+        rule=Invariant.PHASES_COVERED,
+        seed=110,
+        plant=_swap(engine_module, "HARD_HOLDS", HARD_HOLDS | {Hold.DRIFT}),
+    ),
+    "probation-never-ends": Bug(rule=Invariant.RECOVERY, seed=6, plant=_swap(Drift, "_good", _no_decisions)),
     "livelock": Bug(rule=Invariant.NO_LIVELOCK, seed=4, plant=_settle_for_ever),
 }

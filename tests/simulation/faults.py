@@ -40,6 +40,11 @@ class Faults:
             self.planned += 1
             self.sim.world.after(at, self._begin, kind, lasts_s)
             at += rng.uniform(0.0, 15.0) if plan.overlap else lasts_s + rng.uniform(0.0, 40.0)
+        slowly = Random(f"slow {plan.seed}")
+        for _ in range(slowly.choice((0, 1, 1, 2))):
+            self.planned += 1
+            kind = slowly.choice((slowed, slowed_alone))
+            self.sim.world.after(slowly.uniform(10.0, 40.0), self._begin, kind, slowly.uniform(20.0, 60.0))
 
     @property
     def over(self) -> bool:
@@ -96,6 +101,32 @@ def engine_trouble(faults: Faults, lasts_s: float) -> None:
         engine.slow_factor = rng.choice((5.0, 30.0, 300.0))
     engine.trouble(kind, share)
     faults.last(lasts_s, f"{engine.name}: {kind} ({share:g})", lambda: engine.relieve(kind))
+
+
+def slowed(faults: Faults, lasts_s: float) -> None:
+    """One engine takes three times as long for everything, and nothing fails (spec H5)."""
+    engine = faults.an_engine()
+    if not engine.sick:
+        engine.slow_factor = 3.0
+        engine.trouble(Trouble.SLOW)
+        faults.last(lasts_s, f"{engine.name}: three times as slow", lambda: engine.relieve(Trouble.SLOW))
+
+
+def slowed_alone(faults: Faults, lasts_s: float) -> None:
+    """The same, and when it may have been found out the others of its role go: it is better than none (spec H2)."""
+    slowed(faults, lasts_s)
+    sim = faults.sim
+    slow = [e.name for e in sim.engines.values() if e.slow_factor == 3.0 and Trouble.SLOW in e.troubles]
+
+    def others() -> None:
+        for engine in sim.engines.values():
+            if engine.name not in slow and not engine.sick and any(engine.role is sim.engines[s].role for s in slow):
+                engine.trouble(Trouble.DOWN)
+                faults.last(lasts_s / 3, f"{engine.name}: down", _relief(engine))
+        faults.planned -= 1
+
+    faults.planned += 1
+    sim.world.after(lasts_s / 2, others)
 
 
 def engine_restart(faults: Faults, lasts_s: float) -> None:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tests.simulation.term import Term
 
 
+REVERSAL_S = 60.0
+EDGE_S = 1.0  # so far wall clocks are apart, by which ages pass a takeover
+
+
 class Watch:
     """Told of everything; raises `Violation`."""
 
@@ -53,6 +57,7 @@ class Watch:
         self.resumes = 0
         self._seen: dict[ProxyKey, tuple[int, int]] = {}
         self._highest = 0  # epoch that anybody has published under
+        self._moves: list[tuple[float, Phase]] = []  # when an engine got another role, and which
         store.stored = self.stored
         world.after_each = self.after_each
 
@@ -122,6 +127,9 @@ class Watch:
         self.blame.term_began()
         self.out = {}
         self._settling = set()
+        # A move that no document has was none: roles are again as they were.
+        taken_at = document.taken_at if document is not None else -1.0
+        self._moves = [move for move in self._moves if move[0] < taken_at]
         if document is not None:
             self.resumes += 1
             resumed(term, document)
@@ -151,11 +159,26 @@ class Watch:
         self.blame.recorded(term, record)
         if record.kind is EventKind.ENGINE_EJECTED:
             self.out[record.engine] = (term.fleet.incarnations()[record.engine], self.world.now)
+        elif record.kind is EventKind.ROLE_MOVED:
+            self._role_moved(term, record)
         elif record.kind is EventKind.DRAIN_SETTLED:
             self._ready_to_stop(record.engine)
         elif record.kind in (EventKind.ENGINE_READMITTED, EventKind.ENGINE_JOINED):
             self.settled.discard(record.engine)
             self._settling.discard(record.engine)
+
+    def _role_moved(self, term: "Term", record: Record) -> None:
+        now, to, roles = self.world.now, Phase(record.fields["to"]), term.control.plan.core.roles
+        placed = term.fleet.placement(now=term.control.now()).engines.values()
+        left = [e.id for e in placed if e.role is to.other and not HARD_HOLDS & {*e.holds} - {Hold.JOINING}]
+        if len(left) < roles.floor(to.other):
+            raise Violation(Invariant.ROLE_FLOORS, f"{record.engine} got {to}; {to.other} is left with {left}")
+        undone = [at for at, before in self._moves if before is not to and now < at + REVERSAL_S - EDGE_S]
+        if undone and record.fields["cause"] == "load":
+            raise Violation(
+                Invariant.NO_REVERSAL, f"{record.engine} got {to}, {now - undone[-1]:.1f} s after a move back"
+            )
+        self._moves.append((now, to))
 
     def _ready_to_stop(self, engine: str) -> None:
         for proxy in self.proxies:

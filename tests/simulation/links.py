@@ -222,18 +222,19 @@ class Reporting:
         if self.stream is not None:
             self.stream.up.send("report", batch)
 
-    def _send_new(self) -> None:
-        backlog = self.proxy.backlog
+    def _send_new(self, *, measures: bool = False) -> None:
+        backlog, proxy = self.proxy.backlog, self.proxy
         while self.stream is not None and len(backlog.sent) < WINDOW:
-            batch = backlog.cut()
+            batch = backlog.cut(*(proxy.paces.take(proxy.now()) if measures else ()))
+            measures = False
             if batch is None:
                 return
             self.proxy.watch.cut(self.proxy, batch)
             self._send(batch)
 
     def beat(self) -> None:
-        """Successes go out every second."""
-        self._send_new()
+        """Successes go out every second, and what was measured."""
+        self._send_new(measures=True)
         self.proxy.after(SUCCESSES_EVERY_S, self.beat)
 
     def hurry(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from narwhal.control.core.settings import CoreSettings, EngineSpec
+from narwhal.control.core.settings import CoreSettings, DriftSettings, EngineSpec, RoleMode, RoleSettings
 from narwhal.proxy.attempt import Policy
 from narwhal.vocabulary import Phase
 
@@ -12,6 +12,7 @@ from narwhal.vocabulary import Phase
 class Plan:
     """The fixed part of a run. Seconds."""
 
+    seed: int
     core: CoreSettings
     policy: Policy
     proxies: int
@@ -29,6 +30,7 @@ class Plan:
     request_timeout_s: float
     pool_timeout_s: float
     control_connections: int
+    turn_s: float  # after which requests ask for more of the one phase and less of the other; 0: never
 
 
 def draw(seed: int) -> Plan:
@@ -48,8 +50,11 @@ def draw(seed: int) -> Plan:
         silent_leg_s=rng.choice((30.0, 8.0)),
         probe_tokens=16,
         ramp_s=rng.choice((30.0, 0.0)),
+        drift=_drift(Random(f"drift {seed}")),
+        roles=_roles(roles := Random(f"roles {seed}")),
     )
     return Plan(
+        seed=seed,
         core=core,
         policy=Policy(max_attempts=rng.choice((1, 2, 3)), retry_base_s=0.1, retry_cap_s=1.0, handoff_max_age_s=25.0),
         proxies=rng.choice((1, 2, 2, 3)),
@@ -67,6 +72,28 @@ def draw(seed: int) -> Plan:
         request_timeout_s=rng.choice((20.0, 90.0)),
         pool_timeout_s=5.0,
         control_connections=max(4, 2 * len(engines)),
+        turn_s=roles.choice((0.0, 12.0, 25.0, 25.0, 45.0)),
+    )
+
+
+def _drift(rng: Random) -> DriftSettings:
+    """Windows as short as what goes wrong."""
+    return DriftSettings(
+        window_s=rng.choice((2.0, 2.0, 5.0)), min_samples=rng.choice((1, 1, 3)), probation_windows=rng.choice((1, 2))
+    )
+
+
+def _roles(rng: Random) -> RoleSettings:
+    """Targets that what is asked of the fleet comes to miss and to keep (`paces.DEMAND`)."""
+    ttft_s, tpot_s = rng.choice(((0.15, 0.1), (0.15, 0.1), (0.15, 1.0), (2.0, 0.1), (2.0, 1.0)))
+    return RoleSettings(
+        mode=rng.choice((RoleMode.AUTO, RoleMode.AUTO, RoleMode.AUTO, RoleMode.ADVISORY, RoleMode.OFF)),
+        min_prefill=rng.choice((1, 1, 2)),
+        cooldown_s=rng.choice((10.0, 1.0)),
+        sustained_intervals=rng.choice((3, 1)),
+        dwell_s=rng.choice((30.0, 5.0)),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
     )
 
 

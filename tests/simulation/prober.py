@@ -22,9 +22,10 @@ from narwhal.control.core.events import (
     Target,
     TransferAnswered,
 )
-from narwhal.vocabulary import Check, Outcome, Verdict
+from narwhal.vocabulary import Check, Outcome, Phase, Verdict
 from tests.simulation.engines import Ask, Engine, Seen, Shape, Wire
 from tests.simulation.ledger import Handoff
+from tests.simulation.paces import demand, pace_s
 
 if TYPE_CHECKING:
     from tests.simulation.control import Control
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Asked = RunCheck | ProbeHealth | ProbeInference | RunTransfer | CaptureIdentity
 ASKS = {Check.MODEL: Ask.MODEL, Check.GENERATION: Ask.ANSWER}
 NAMED = frozenset({Check.HEALTH, Check.GENERATION, Check.FINAL_HEALTH})  # checks that say which process answered
-SHAPE = Shape(prefill_s=0.05, first_s=0.05, chunks=4, gap_s=0.05)
+SHAPE = Shape(prefill_s=0.05, first_s=0.05, chunks=4, gap_s=0.2)
 NOT_CONNECTED = frozenset({Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.CONNECT_TIMEOUT, Outcome.RESET})
 SEEN = {
     Seen.REFUSED: Outcome.REFUSED,
@@ -64,7 +65,7 @@ class Exchange:
         self.ended = ended
         self.over = False
         self.tokens = 0
-        self.began_at = self.heard_at = control.now()
+        self.began_at = self.heard_at = self.first_at = control.now()
         self.wire: Wire = engine.request(control, ask, self._hear, shape=SHAPE, handoff=handoff)
         control.after(min(silence_s, control.plan.connect_timeout_s), self._watch)
 
@@ -90,6 +91,7 @@ class Exchange:
         self.heard_at = self.control.now()
         if seen is Seen.TOKEN:
             self.tokens += 1
+            self.first_at = self.heard_at if self.tokens == 1 else self.first_at
         elif seen is Seen.MARKER:
             self._end(Outcome.STREAM_COMPLETE if self.tokens else Outcome.MARKER_WITHOUT_TOKEN)
         elif seen is Seen.ANSWER:
@@ -105,7 +107,13 @@ class Exchange:
         self.over = True
         self.wire.close()
         elapsed_s = self.control.now() - self.began_at
-        self.ended(LegSeen(outcome=outcome, status=status, detail=str(outcome), elapsed_s=elapsed_s), value)
+        steps = max(0, self.tokens - 1)
+        took = pace_s((self.heard_at - self.first_at) / steps, SHAPE.gap_s) if steps else None
+        step_s = (took or 0.0) * demand(self.control.plan, Phase.DECODE, self.control.world.now)
+        seen = LegSeen(
+            outcome=outcome, status=status, detail=str(outcome), elapsed_s=elapsed_s, step_s=step_s, steps=steps
+        )
+        self.ended(seen, value)
 
 
 class Prober:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from narwhal.measures import Measure
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.admission import Admission, RetryBudget, Ticket, Waiting
 from narwhal.proxy.attempt import Attempt, Fault, StartLeg
@@ -17,6 +18,7 @@ from narwhal.vocabulary import Outcome, Phase, RequestResult
 from tests.simulation.engines import Engine
 from tests.simulation.engines import Shape as Timing
 from tests.simulation.links import Link, Reporting
+from tests.simulation.paces import Paces, demand
 from tests.simulation.plan import Plan
 from tests.simulation.requests import Leg, Request
 from tests.simulation.world import Network, Node
@@ -54,6 +56,7 @@ class Proxy(Node):
         self.key = ProxyKey(id=self.name, slot=0, boot=self.boots)
         self.held = Held()
         self.backlog = Backlog(self.key)
+        self.paces = Paces(self.now())
         self.admission = Admission()
         self.budget = RetryBudget(10.0)
         self.inflight: Counter[str] = Counter()
@@ -219,6 +222,11 @@ class Proxy(Node):
         """A leg ended well, or without being evidence."""
         self.told[entry.id, outcome] += 1
         self.backlog.merge(entry.id, phase, entry.incarnation, outcome)
+
+    def measure(self, entry: EngineEntry, phase: Phase, measure: Measure, value: float | None) -> None:
+        """A leg took so long, for what it asked."""
+        if value is not None:
+            self.paces.add(entry, phase, measure, value * demand(self.plan, phase, self.world.now))
 
     def tell_failure(self, run: Run) -> None:
         """A leg failed; sent at once."""

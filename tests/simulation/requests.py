@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from narwhal.measures import Measure
 from narwhal.placement import EngineEntry
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, StartLeg, State, Step
 from narwhal.proxy.outcome import NEUTRALS, OUTCOMES, LegKind, of_status
@@ -12,6 +13,7 @@ from narwhal.vocabulary import Outcome, Phase, RequestResult
 from tests.simulation.engines import Ask, Seen, Wire
 from tests.simulation.engines import Shape as Timing
 from tests.simulation.ledger import Handoff
+from tests.simulation.paces import pace_s
 from tests.simulation.world import Invariant, Timer, Violation
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Leg:
         self.kind = kind
         self.began_at = self.heard_at = request.proxy.now()
         self.tokens = 0
+        self.first_at = self.began_at  # its first token
         self.over = False
         self.stall_told = False
         self.wire: Wire | None = None
@@ -113,6 +116,7 @@ class Leg:
         if seen is Seen.TOKEN:
             self.tokens += 1
             if self.kind is LegKind.FIRST_TOKEN:
+                self.first_at = proxy.now()
                 self.kind = LegKind.STREAM
                 self.quiet_s = proxy.plan.read_timeout_s
                 self.request.output = True
@@ -278,6 +282,8 @@ class Request:
         proxy = self.proxy
         if leg.phase is Phase.PREFILL and isinstance(value, Handoff):
             proxy.tell(leg.entry, leg.phase, Outcome.HANDOFF)
+            took = pace_s(proxy.now() - leg.began_at, self.timing.prefill_s)
+            proxy.measure(leg.entry, leg.phase, Measure.FIRST, took)
             self.handoff, self.producer, self.unread = value, leg.entry, leg.entry.id
             proxy.unread[self.unread] += 1
             self._perform(self.attempt.prefilled(leg.entry.id, proxy.now()))
@@ -308,6 +314,9 @@ class Request:
             self._pulled(leg)
         if end.outcome is Outcome.STREAM_COMPLETE:
             proxy.tell(leg.entry, leg.phase, end.outcome)
+            if leg.tokens > 1:
+                took = pace_s((leg.heard_at - leg.first_at) / (leg.tokens - 1), self.timing.gap_s)
+                proxy.measure(leg.entry, leg.phase, Measure.STEP, took)
             self._perform(self.attempt.answered())
             return
         step = self.attempt.leg_failed(

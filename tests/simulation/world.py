@@ -39,6 +39,8 @@ class Invariant(StrEnum):
     DETECTION = "failures are detected"  # at the threshold, and silence within a bound
     ONE_PROBE = "one probe per engine"  # at a time
     NO_KV_LEFT = "probes leave no KV"
+    ROLE_FLOORS = "a role keeps its floor"  # whatever moves, but by failures
+    NO_REVERSAL = "no move is reversed within 60 s"  # by the load
     RECOVERY = "recovery is bounded"  # after the last fault all are eligible, and every proxy current
     NO_LIVELOCK = "no livelock"
     NOTHING_RAISES = "nothing raises"
