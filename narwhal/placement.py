@@ -10,6 +10,8 @@ from functools import cached_property
 
 from narwhal.vocabulary import Hold, Phase
 
+HIGHEST_EPOCH = 2**62  # beyond it nothing could ever lead above
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineEntry:
