@@ -14,6 +14,7 @@ from narwhal.vocabulary import Phase
 STEPS = 8  # buckets to a doubling: a value is known to within 4.5 %
 # 61 microseconds to 16.8 million: seconds and token counts alike.
 LOWEST, HIGHEST = -14 * STEPS, 24 * STEPS
+SMALLEST = 2.0 ** (LOWEST / STEPS)
 
 
 class Measure(StrEnum):
@@ -28,9 +29,10 @@ class Measure(StrEnum):
 
 def bucket(value: float) -> int:
     """The bucket that a value falls into."""
-    if value <= 0:
+    if value < SMALLEST:
         return LOWEST
-    return min(max(math.floor(math.log2(value) * STEPS), LOWEST), HIGHEST)
+    number = math.floor(math.log2(value) * STEPS)
+    return number if number < HIGHEST else HIGHEST
 
 
 def middle(number: int) -> float:

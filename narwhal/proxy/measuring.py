@@ -6,7 +6,7 @@ engine that has grown slow would be told of only once its long answers are over.
 
 from collections.abc import Callable, Iterable
 
-from narwhal.measures import LegMeasures, Measure, Sketch
+from narwhal.measures import LegMeasures, Measure, Sketch, bucket
 from narwhal.placement import EngineEntry
 from narwhal.proxy.outcome import LegKind
 from narwhal.proxy.stream import StreamRelay
@@ -38,19 +38,25 @@ class Flow:
 
 
 class _Taken:
-    """What was measured of one engine in one phase."""
+    """What was measured of one engine in one phase: counts by bucket. Plain, since every request comes by here."""
 
-    __slots__ = ("incarnation", "sketches")
+    __slots__ = ("first", "incarnation", "output", "prompt", "step", "wait")
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.sketches: dict[Measure, Sketch] = {}
+        self.first: dict[int, int] = {}
+        self.step: dict[int, int] = {}
+        self.wait: dict[int, int] = {}
+        self.prompt: dict[int, int] = {}
+        self.output: dict[int, int] = {}
 
-    def add(self, measure: Measure, value: float) -> None:
-        sketch = self.sketches.get(measure)
-        if sketch is None:
-            sketch = self.sketches[measure] = Sketch()
-        sketch.add(value)
+    def sketches(self) -> dict[Measure, Sketch]:
+        return {measure: Sketch(counts) for measure in Measure if (counts := getattr(self, measure.value))}
+
+
+def _count(into: dict[int, int], value: float) -> None:
+    number = bucket(value)
+    into[number] = into.get(number, 0) + 1
 
 
 class Measuring:
@@ -59,28 +65,29 @@ class Measuring:
     def __init__(self, now: float) -> None:
         self.running: Callable[[], Iterable[Watched]] = _nobody  # the legs that run
         self._since = now
-        # One incarnation of each engine and phase, the newest: so they stay few while nobody takes them.
-        self._taken: dict[tuple[str, Phase], _Taken] = {}
+        # By engine, of one incarnation, the newest: so they stay few while nobody takes them.
+        self._prefills: dict[str, _Taken] = {}
+        self._decodes: dict[str, _Taken] = {}
         self._flows: set[Flow] = set()
 
     # --- from the legs ----------------------------------------------------------------------------------------------
 
     def prefilled(self, leg: Leg, now: float, *, wait_s: float | None, prompt_tokens: int) -> None:
         """A prefill leg gave its handoff. `wait_s`: from the request's arrival to its start, of a first attempt."""
-        taken = self._of(leg.entry, Phase.PREFILL)
+        taken = _of(self._prefills, leg.entry)
         if taken is None:
             return
-        taken.add(Measure.FIRST, now - leg.started_at)
+        _count(taken.first, now - leg.started_at)
         if wait_s is not None:
-            taken.add(Measure.WAIT, wait_s)
+            _count(taken.wait, wait_s)
         if prompt_tokens:
-            taken.add(Measure.PROMPT, prompt_tokens)
+            _count(taken.prompt, prompt_tokens)
 
     def first_token(self, leg: Leg, stream: StreamRelay, now: float) -> Flow:
         """A decode stream begins to flow; `ended` is to be told of the flow."""
-        taken = self._of(leg.entry, Phase.DECODE)
+        taken = _of(self._decodes, leg.entry)
         if taken is not None:
-            taken.add(Measure.FIRST, now - leg.started_at)
+            _count(taken.first, now - leg.started_at)
         flow = Flow(leg.entry, stream, now)
         self._flows.add(flow)
         return flow
@@ -89,18 +96,18 @@ class Measuring:
         """The stream flows no more, whatever ended it."""
         self._flows.discard(flow)
         self._sample(flow, now, ended=True)
-        taken = self._of(flow.entry, Phase.DECODE)
+        taken = _of(self._decodes, flow.entry)
         if taken is not None:
-            taken.add(Measure.OUTPUT, flow.stream.events)
+            _count(taken.output, flow.stream.events)
 
     def answered(self, leg: Leg, now: float, output_tokens: int) -> None:
         """A decode leg gave its whole answer at once: all that is seen of its tokens is how long they took together."""
-        taken = self._of(leg.entry, Phase.DECODE)
+        taken = _of(self._decodes, leg.entry)
         if taken is None or not output_tokens:
             return
-        taken.add(Measure.OUTPUT, output_tokens)
+        _count(taken.output, output_tokens)
         if output_tokens > 1:
-            taken.add(Measure.STEP, (now - leg.started_at) / output_tokens)
+            _count(taken.step, (now - leg.started_at) / output_tokens)
 
     # --- for the report ---------------------------------------------------------------------------------------------
 
@@ -111,16 +118,18 @@ class Measuring:
             if now - flow.at >= SAMPLE_S:
                 self._sample(flow, now)
         waiting = self._waiting()
-        taken, self._taken = self._taken, {}
+        taken = [(Phase.PREFILL, self._prefills), (Phase.DECODE, self._decodes)]
+        self._prefills, self._decodes = {}, {}
         measures = tuple(
             LegMeasures(
                 engine=engine,
                 phase=phase,
                 incarnation=of.incarnation,
-                sketches=of.sketches,
+                sketches=of.sketches(),
                 waiting=waiting.pop((engine, phase, of.incarnation), 0),
             )
-            for (engine, phase), of in taken.items()
+            for phase, engines in taken
+            for engine, of in engines.items()
         )
         return measures + tuple(
             LegMeasures(engine=engine, phase=phase, incarnation=incarnation, waiting=legs)
@@ -138,13 +147,6 @@ class Measuring:
 
     # --- within -----------------------------------------------------------------------------------------------------
 
-    def _of(self, entry: EngineEntry, phase: Phase) -> _Taken | None:
-        """Where this engine's measures go; None for those of an incarnation that is over."""
-        taken = self._taken.get((entry.id, phase))
-        if taken is None or taken.incarnation < entry.incarnation:
-            taken = self._taken[entry.id, phase] = _Taken(entry.incarnation)
-        return taken if taken.incarnation == entry.incarnation else None
-
     def _sample(self, flow: Flow, now: float, *, ended: bool = False) -> None:
         events, spent = flow.stream.events - flow.events, now - flow.at
         flow.at, flow.events = now, flow.stream.events
@@ -153,6 +155,14 @@ class Measuring:
         # terminal marker that nothing came before.
         if slow or (ended and not events):
             return
-        taken = self._of(flow.entry, Phase.DECODE)
+        taken = _of(self._decodes, flow.entry)
         if taken is not None:
-            taken.add(Measure.STEP, spent / max(1, events))
+            _count(taken.step, spent / max(1, events))
+
+
+def _of(taken: dict[str, _Taken], entry: EngineEntry) -> _Taken | None:
+    """Where this engine's measures go; None for those of an incarnation that is over."""
+    known = taken.get(entry.id)
+    if known is None or known.incarnation < entry.incarnation:
+        known = taken[entry.id] = _Taken(entry.incarnation)
+    return known if known.incarnation == entry.incarnation else None
