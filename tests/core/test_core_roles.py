@@ -4,12 +4,21 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import CommandRefusedError, DrainCommand, EventKind, Refusal, Reloaded, RoleCommand
+from narwhal.control.core.events import (
+    CommandRefusedError,
+    DrainCommand,
+    EventKind,
+    ProxyAcked,
+    ProxyConnected,
+    Refusal,
+    Reloaded,
+    RoleCommand,
+)
 from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
 from narwhal.control.core.settings import EngineSpec, RoleMode, RoleSettings
 from narwhal.control.core.view import RolesView, RoleView
 from narwhal.vocabulary import Outcome, Phase, RiskKind, Stage
-from tests.core.rig import Rig, decode, prefill
+from tests.core.rig import EDGE, Rig, decode, prefill
 
 TTFT, TPOT = 2.0, 0.1  # targets, seconds
 P, D = Phase.PREFILL, Phase.DECODE
@@ -142,6 +151,29 @@ def test_advice_is_shown_once_and_changes_nothing() -> None:
     assert "nothing was changed" in told.message
     rig.loaded(0.3, 0.3, passes=6)
     assert rig.control().proposal is None
+
+
+@pytest.mark.rule("C1")
+def test_advice_that_comes_and_goes_is_told_once_a_minute_and_names_one_engine() -> None:
+    rig = Fleet(*FOUR, mode=RoleMode.ADVISORY)
+    rig.send(ProxyConnected(proxy=EDGE, address="a:1", pid=1, highest_epoch=0))
+    named = set()
+    for n in range(12):
+        legs = {"p1": n % 2 * 9, "p2": 5}  # each of them has the least work now and then
+        rig.send(ProxyAcked(proxy=EDGE, epoch=1, version=0, resident=legs))
+        rig.loaded(0.3, 1.2)
+        proposal = rig.control().proposal
+        named |= {proposal.engine} if proposal is not None else set()
+    assert len(named) == 1
+    for _ in range(4):
+        rig.loaded(0.3, 0.3, passes=6)
+        assert rig.control().proposal is None
+        rig.loaded(0.3, 1.2, passes=6)
+        assert rig.control().proposal is not None
+    assert len(rig.records(EventKind.ROLE_PROPOSED)) == 1
+    rig.loaded(0.3, 0.3, passes=66)
+    rig.loaded(0.3, 1.2, passes=4)
+    assert len(rig.records(EventKind.ROLE_PROPOSED)) == 2
 
 
 @pytest.mark.rule("C1")

@@ -60,6 +60,10 @@ class Roles:
         self._gave: dict[Phase, float] = {}  # when a role gave up an engine last
         self._risks: dict[tuple[Phase, RiskKind], Risk] = {}
         self._proposal: RoleMove | None = None
+        self._advised: tuple[tuple[Phase, MoveCause] | None, float] = (
+            None,
+            0.0,
+        )  # what was told, until when it is known
         self._why_not = ""
         self.changed = 0  # rises with what the next pass may store
 
@@ -76,17 +80,22 @@ class Roles:
             above = self._loads[role].load >= self._settings.roles.expand
             self._above[role] = self._above[role] + 1 if above else 0
         decisions: list[Decision] = [*self._target_missed(now=now)]
-        before, self._proposal = self._proposal, None
-        self._why_not = "role control is off"
         if self._settings.roles.mode is RoleMode.OFF:
+            self._proposal, self._why_not = None, "role control is off"
             return decisions
-        self._proposal, self._why_not = self._decide(now=now)
-        if self._proposal is None:
+        move, self._why_not = self._decide(now=now)
+        self._proposal = move
+        if move is None:
             return decisions
         if self._settings.roles.mode is RoleMode.AUTO:
-            return [*decisions, *self._moved(self._proposal, now=now)]
-        known = before is not None and (before.engine, before.to) == (self._proposal.engine, self._proposal.to)
-        return decisions if known else [*decisions, telling.role_proposed(self._proposal)]
+            return [*decisions, *self._moved(move, now=now)]
+        return [*decisions, *self._advise(move, now=now)]
+
+    def _advise(self, move: RoleMove, *, now: float) -> list[Record]:
+        """Tell of a move that nobody makes; not again for as long as it would be made, nor soon after that."""
+        advice, (before, until) = (move.to, move.cause), self._advised
+        self._advised = advice, now + self._settings.roles.risk_window_s
+        return [] if advice == before and now < until else [telling.role_proposed(move)]
 
     def _decide(self, *, now: float) -> tuple[RoleMove | None, str]:
         """The move that is due, or why there is none."""
@@ -112,10 +121,10 @@ class Roles:
         return self._move(role, MoveCause.FLOOR, f"{role} has {have} of at least {floor} engines", now=now)
 
     def _move(self, to: Phase, cause: MoveCause, reason: str, *, now: float) -> RoleMove:
-        """Whoever came from there goes first, then who has the least work in flight."""
-        legs = self._resident()
+        """Whoever came from there goes first, then who was named in the pass before, then who has the least work."""
+        legs, named = self._resident(), self._proposal.engine if self._proposal is not None else ""
         movers = [e for e in self._counted(to.other, now=now) if not self.stays(e, now=now)]
-        engine = min(movers, key=lambda e: (e.spec.role is not to, legs.get(e.id, 0)))
+        engine = min(movers, key=lambda e: (e.spec.role is not to, e.id != named, legs.get(e.id, 0)))
         return RoleMove(engine=engine.id, to=to, cause=cause, reason=reason)
 
     def _counted(self, role: Phase, *, now: float) -> list[Engine]:
