@@ -134,3 +134,39 @@ async def test_what_proxies_measure_moves_an_engine_and_is_shown(process: Contro
     assert "role_moved" in process.told()
     text = process.metrics.render().decode()
     assert 'narwhal_role_moves_total{cause="load",fleet="fleet",to="decode"} 1.0' in text
+
+
+def late(sequence: int) -> outcome_pb2.ReportBatch:
+    """A prefill leg on p0 gave nothing in time."""
+    run = outcome_pb2.OutcomeRun(
+        engine_id="p0",
+        phase=PREFILL,
+        incarnation=1,
+        outcome=outcome_pb2.LEG_OUTCOME_PREFILL_TIMEOUT,
+        count=1,
+        failure=outcome_pb2.LegFailure(detail="nothing came for 120.0 s"),
+    )
+    return outcome_pb2.ReportBatch(proxy=identity(), sequence=sequence, runs=[run])
+
+
+@pytest.mark.rule("C4", "S1")
+async def test_roles_and_risks_are_the_successors_too(served: Engines, medium: Medium) -> None:
+    plan = plan_of(served, FLEET)
+    plan = replace(plan, core=replace(plan.core, readmit_every=10_000))
+    async with control(served, medium=medium, plan=plan) as first:
+        await until(lambda: first.serving() == set(FLEET))
+        await soon(first.fleet.SetRole(set_role("p1", DECODE)))
+        call = first.outcomes.ReportOutcomes()
+        await soon(call.write(late(1)))
+        assert isinstance(await soon(call.read()), outcome_pb2.ReportAck)  # by now it is stored
+        call.cancel()
+        before = (await soon(first.fleet.GetStatus(fleet_pb2.GetStatusRequest()))).roles.roles[0]
+        assert [(r.kind, r.count) for r in before.risks] == [("first token late", 1)]
+    async with control(served, medium=medium, plan=plan, holder="b", resume=True) as second:
+        await until(lambda: second.serving() == set(FLEET))
+        assert roles(second) == {**FLEET, "p1": Phase.DECODE}
+        after = (await soon(second.fleet.GetStatus(fleet_pb2.GetStatusRequest()))).roles.roles[0]
+    assert [(r.kind, r.count) for r in after.risks] == [("first token late", 1)]
+    assert after.risks[0].age_s >= before.risks[0].age_s
+    assert after.risks[0].age_s + after.risks[0].blocks_s == pytest.approx(60.0)
+    assert after.gave_age_s >= before.gave_age_s
