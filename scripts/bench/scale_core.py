@@ -56,7 +56,7 @@ from narwhal.control.core.events import (
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
-from narwhal.control.core.handoff import SavedEngine, SavedFleet, SavedRelapses, to_document
+from narwhal.control.core.handoff import SavedEngine, SavedFleet, SavedRelapses, SavedRoles, to_document
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.placement import Placement
@@ -94,6 +94,7 @@ def saved(fleet: CoreSettings, *, over_s: float) -> SavedFleet:
         spec.id: SavedEngine(
             url=spec.url,
             role=spec.role,
+            role_age_s=None,
             incarnation=1,
             holds=(),
             identity=PROCESS,
@@ -119,6 +120,7 @@ def saved(fleet: CoreSettings, *, over_s: float) -> SavedFleet:
         unknown_outcomes={},
         proxies=(),
         cursors=(),
+        roles=SavedRoles(),
     )
 
 

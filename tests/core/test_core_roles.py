@@ -113,7 +113,10 @@ def test_an_engine_that_is_held_does_not_speak_for_its_role() -> None:
         rig.run_pass()
     assert rig.role(D).load.load == pytest.approx(5.0, rel=0.05)
     rig.report("d2", Outcome.STREAM_CUT, count=3)
-    rig.run_pass()
+    for _ in range(6):
+        rig.measure("d1", step=0.02)
+        rig.measure("d2", step=0.5)
+        rig.run_pass()
     assert rig.role(D).load.load == pytest.approx(0.2, rel=0.05)
 
 

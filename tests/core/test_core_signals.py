@@ -7,7 +7,7 @@ from narwhal.control.core.settings import EngineSpec
 from narwhal.control.core.signals import Signals
 from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.reports import Batch, ProxyKey
-from narwhal.vocabulary import Phase
+from narwhal.vocabulary import Hold, Phase
 
 EDGE = ProxyKey(id="edge", slot=0, boot=1)
 OTHER = ProxyKey(id="other", slot=0, boot=1)
@@ -47,25 +47,21 @@ class Kept:
         measures = LegMeasures(sketches=sketches, waiting=waiting, **fields)
         self.signals.take(Batch(proxy=proxy, sequence=1, measures=(measures,), measured_s=over_s), now=now)
 
-    def counted(self, windows: int = 10) -> int:
-        return self.signals.sketch(["d"], Phase.DECODE, Measure.STEP, windows=windows).total
+    def counted(self) -> int:
+        return self.signals.measured(Phase.DECODE)[Measure.STEP].total
 
     def waiting(self, now: float) -> int:
-        return self.signals.waiting("d", Phase.DECODE, now=now)
+        return self.signals.waiting(Phase.DECODE, now=now)
 
 
-def test_a_window_is_seen_once_it_is_closed_and_for_ten_intervals() -> None:
+def test_a_window_is_seen_once_it_is_closed_and_for_five_intervals() -> None:
     kept = Kept()
     kept.tell(0.1, 0.2)
     assert kept.counted() == 0
-    kept.signals.rollover(now=1.0)
-    assert (kept.counted(), kept.counted(windows=1)) == (2, 2)
-    kept.signals.rollover(now=2.0)
-    assert (kept.counted(), kept.counted(windows=1)) == (2, 0)
-    for n in range(8):
-        kept.signals.rollover(now=3.0 + n)
-    assert kept.counted() == 2
-    kept.signals.rollover(now=20.0)
+    for n in range(5):
+        kept.signals.rollover(now=1.0 + n)
+        assert kept.counted() == 2
+    kept.signals.rollover(now=6.0)
     assert kept.counted() == 0
 
 
@@ -104,15 +100,29 @@ def test_measures_from_while_control_was_away_do_not_count() -> None:
     assert kept.counted() == 1
 
 
-def test_an_engine_that_is_out_is_not_measured_and_what_was_is_forgotten() -> None:
+def test_an_engine_that_is_out_is_not_measured_and_nobody_waits_there() -> None:
     kept = Kept()
-    kept.tell(0.1, waiting=1)
-    kept.signals.rollover(now=1.0)
-    kept.tell(0.1)
+    kept.tell(waiting=1)
     kept.signals.forget("d")
-    kept.signals.rollover(now=2.0)
-    assert (kept.counted(), kept.waiting(1.0)) == (0, 0)
+    assert kept.waiting(1.0) == 0
     kept.engine.eject("for a test", now=2.0)
-    kept.tell(0.1)
+    kept.tell(0.1, waiting=1)
     kept.signals.rollover(now=3.0)
-    assert kept.counted() == 0
+    assert (kept.counted(), kept.waiting(3.0)) == (0, 0)
+
+
+def test_who_is_held_or_stands_in_is_heard_only_where_nobody_of_the_role_speaks() -> None:
+    d, p = admitted("d"), admitted("p")
+    p.role = Phase.PREFILL
+    kept = Kept()
+    kept.engine, kept.signals = d, Signals({"d": d, "p": p})
+    kept.tell(0.1, waiting=1)
+    kept.tell(0.1, 0.1, 0.1, waiting=7, engine="p", proxy=OTHER)
+    kept.signals.rollover(now=1.0)
+    assert (kept.counted(), kept.waiting(1.0)) == (1, 1)
+    d.place(Hold.QUARANTINE, "for a test", now=1.0, due=60.0)
+    for n in range(6):
+        kept.tell(0.1, waiting=1, now=2.0 + n)
+        kept.tell(0.1, 0.1, 0.1, waiting=7, engine="p", proxy=OTHER, now=2.0 + n)
+        kept.signals.rollover(now=2.0 + n)
+    assert (kept.counted(), kept.waiting(7.0)) == (20, 8)

@@ -11,16 +11,13 @@ Times are those that nine of ten legs keep within, of the last intervals. A queu
 take at the pace of these intervals: it shows what finished legs do not tell yet.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.signals import Signals
 from narwhal.measures import Measure
 from narwhal.vocabulary import Phase
 
-WINDOWS = 5  # closed intervals that the load is measured over
 SHARE = 0.9  # of the legs that are within the latency
 
 
@@ -39,21 +36,17 @@ class Load:
     waiting: int = 0  # legs without their first token
 
 
-def measured(
-    role: Phase, settings: CoreSettings, engines: Mapping[str, Engine], signals: Signals, *, now: float
-) -> Load:
-    """The load of `role` now, of the engines that serve it."""
-    names = serving(role, engines, now=now)
-    sketches = {m: signals.sketch(names, role, m, windows=WINDOWS) for m in Measure}
+def measured(role: Phase, settings: CoreSettings, signals: Signals, *, now: float) -> Load:
+    """The load of `role` now."""
+    sketches = signals.measured(role)
     first_s, step_s = sketches[Measure.FIRST].quantile(SHARE), sketches[Measure.STEP].quantile(SHARE)
-    waiting = sum(signals.waiting(name, role, now=now) for name in names)
-    span_s = min(signals.closed, WINDOWS) * settings.monitor_interval_s
+    waiting = signals.waiting(role, now=now)
+    span_s = signals.intervals * settings.monitor_interval_s
     queue_s = waiting * span_s / max(1, sketches[Measure.FIRST].total)
     targets = settings.roles
-    latencies = [(first_s or 0.0) / targets.ttft_s]
+    latency = (first_s or 0.0) / targets.ttft_s
     if role is Phase.DECODE:
-        latencies.append((step_s or 0.0) / targets.tpot_s)
-    latency = max(latencies)
+        latency = max(latency, (step_s or 0.0) / targets.tpot_s)
     return Load(
         load=max(latency, queue_s / targets.ttft_s),
         latency=latency,
@@ -64,18 +57,4 @@ def measured(
         output_tokens=sketches[Measure.OUTPUT].quantile(0.5),
         queue_s=queue_s,
         waiting=waiting,
-    )
-
-
-def serving(role: Phase, engines: Mapping[str, Engine], *, now: float) -> list[str]:
-    """The engines whose legs speak for the role: those of the role that new work goes to; where there are none, those
-    that stand in for them."""
-
-    def some(fits: Callable[[Engine], bool]) -> list[str]:
-        return [e.id for e in engines.values() if e.standing is Standing.IN_SERVICE and fits(e)]
-
-    return (
-        some(lambda e: e.role is role and e.candidate(now=now).free)
-        or some(lambda e: e.able(role) and e.candidate(now=now).free)
-        or some(lambda e: e.able(role))
     )

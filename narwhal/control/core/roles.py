@@ -76,7 +76,7 @@ class Roles:
     def tick(self, *, now: float) -> list[Decision]:
         """Measure, note what consolidation has cost, and decide at most one move."""
         for role in Phase:
-            self._loads[role] = measured(role, self._settings, self._engines, self._signals, now=now)
+            self._loads[role] = measured(role, self._settings, self._signals, now=now)
             above = self._loads[role].load >= self._settings.roles.expand
             self._above[role] = self._above[role] + 1 if above else 0
         decisions: list[Decision] = [*self._target_missed(now=now)]

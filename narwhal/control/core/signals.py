@@ -1,40 +1,34 @@
-"""What proxies measure, engine by engine and phase by phase, in windows that the monitor's `rollover` closes. Pure.
+"""What proxies measure, phase by phase, in windows that the monitor's `rollover` closes. Pure.
 
-Decides: which measures speak of an engine as it is now. It cannot see: targets, baselines, or what follows. Lives in
-memory only: a takeover measures anew.
+Decides: which measures speak of an engine as it is now, and which of these speak for its role. It cannot see: targets,
+baselines, or what follows. Lives in memory only: a takeover measures anew. Engines are added up as they are told of: a
+pass costs the same in a large fleet as in a small one.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from enum import StrEnum
 
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.measures import LegMeasures, Measure, Sketch, together
 from narwhal.reports import Batch, ProxyKey
 from narwhal.vocabulary import Phase
 
-KEPT = 10  # closed windows of each engine and phase
+KEPT = 5  # closed windows
 # Measures over a longer span were kept while nobody took them: they tell of a time that is over.
 LONGEST_SPAN_S = 5.0
 # A proxy tells every second who waits, as long as anybody does.
 WAITING_KEPT_S = 2.5
 
-Key = tuple[str, Phase]
+
+class Voice(StrEnum):
+    """For whom the legs of an engine speak."""
+
+    ROLE = "role"  # new work of its role goes to it
+    OTHER = "other"  # it stands in for the other role, or is held: heard where nobody of the role has a word
 
 
-@dataclass(slots=True)
-class Window:
-    """One interval's measures of one engine in one phase."""
-
-    sketches: dict[Measure, Sketch] = field(default_factory=dict)
-
-    def add(self, measures: Mapping[Measure, Sketch]) -> None:
-        """Count them in."""
-        for measure, sketch in measures.items():
-            mine = self.sketches.get(measure)
-            if mine is None:
-                mine = self.sketches[measure] = Sketch()
-            mine.merge(sketch)
+Window = dict[Measure, Sketch]
 
 
 class Signals:
@@ -42,10 +36,10 @@ class Signals:
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = engines
-        self._open: dict[Key, Window] = {}
-        self._closed: dict[Key, deque[Window]] = {}
-        self._waiting: dict[Key, dict[ProxyKey, tuple[int, float]]] = {}  # legs, and until when that is believed
-        self.closed = 0  # windows since this process began
+        self._open: dict[tuple[Phase, Voice], Window] = {}
+        self._closed: deque[dict[tuple[Phase, Voice], Window]] = deque(maxlen=KEPT)
+        # Legs without a first token, and until when that is believed.
+        self._waiting: dict[tuple[str, Phase], dict[ProxyKey, tuple[int, float]]] = {}
 
     def take(self, batch: Batch, *, now: float) -> list[LegMeasures]:
         """A proxy's measures that count. Only for a report that was not applied before; returns what was counted."""
@@ -53,9 +47,12 @@ class Signals:
             return []
         counted = [m for m in batch.measures if self._speaks(m)]
         for measures in counted:
-            key = (measures.engine, measures.phase)
             if measures.sketches:
-                self._open.setdefault(key, Window()).add(measures.sketches)
+                voice = self._voice(self._engines[measures.engine], measures.phase, now)
+                window = self._open.setdefault((measures.phase, voice), {})
+                for measure, sketch in measures.sketches.items():
+                    window.setdefault(measure, Sketch()).merge(sketch)
+            key = (measures.engine, measures.phase)
             if measures.waiting:
                 self._waiting.setdefault(key, {})[batch.proxy] = (measures.waiting, now + WAITING_KEPT_S)
             elif key in self._waiting:
@@ -68,14 +65,13 @@ class Signals:
             engine is not None and engine.incarnation == measures.incarnation and engine.standing is Standing.IN_SERVICE
         )
 
+    @staticmethod
+    def _voice(engine: Engine, phase: Phase, now: float) -> Voice:
+        return Voice.ROLE if engine.role is phase and engine.candidate(now=now).free else Voice.OTHER
+
     def rollover(self, *, now: float) -> None:
         """The interval is over."""
-        self.closed += 1
-        for key in self._open.keys() | self._closed.keys():
-            windows = self._closed.setdefault(key, deque(maxlen=KEPT))
-            windows.append(self._open.get(key, _NOTHING))
-            if all(window is _NOTHING for window in windows):
-                del self._closed[key]
+        self._closed.append(self._open)
         self._open = {}
         for key, told in list(self._waiting.items()):
             kept = {proxy: legs for proxy, legs in told.items() if now < legs[1]}
@@ -85,26 +81,32 @@ class Signals:
                 del self._waiting[key]
 
     def forget(self, engine: str) -> None:
-        """The engine is another than the one that was measured, or out."""
+        """The engine is another than the one that was measured, or out: nobody waits there. What it took is over in
+        `KEPT` intervals."""
         for phase in Phase:
-            for kept in (self._open, self._closed, self._waiting):
-                kept.pop((engine, phase), None)
+            self._waiting.pop((engine, phase), None)
 
     # --- what they say ------------------------------------------------------------------------------------------------
 
-    def sketch(self, engines: Iterable[str], phase: Phase, measure: Measure, *, windows: int) -> Sketch:
-        """What was measured in the last closed `windows`, of all these engines together."""
-        return together(
-            window.sketches[measure]
-            for engine in engines
-            for window in list(self._closed.get((engine, phase), ()))[-windows:]
-            if measure in window.sketches
-        )
+    @property
+    def intervals(self) -> int:
+        """How many closed windows there are."""
+        return len(self._closed)
 
-    def waiting(self, engine: str, phase: Phase, *, now: float) -> int:
-        """Legs there that have had no first token yet, over all proxies, as last told."""
-        told = self._waiting.get((engine, phase), {})
-        return sum(legs for legs, due in told.values() if now < due)
+    def measured(self, phase: Phase) -> Mapping[Measure, Sketch]:
+        """What was measured of the phase in the closed windows; every measure has an entry."""
+        for voice in Voice:
+            windows = [kept[phase, voice] for kept in self._closed if (phase, voice) in kept]
+            if windows:
+                return {m: together(window[m] for window in windows if m in window) for m in Measure}
+        return {measure: Sketch() for measure in Measure}
 
-
-_NOTHING = Window()
+    def waiting(self, phase: Phase, *, now: float) -> int:
+        """Legs of the phase that have had no first token yet, as last told: of its role's engines, or, where none of
+        these has any, of all others."""
+        legs = dict.fromkeys(Voice, 0)
+        for (name, of), told in self._waiting.items():
+            engine = self._engines.get(name)
+            if engine is not None and of is phase:
+                legs[self._voice(engine, phase, now)] += sum(count for count, due in told.values() if now < due)
+        return legs[Voice.ROLE] or legs[Voice.OTHER]
