@@ -210,7 +210,7 @@ class RolesStatus(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., proposal: _Optional[_Union[RoleProposal, _Mapping]] = ..., why_not: _Optional[str] = ...) -> None: ...
 
 class RoleStatus(_message.Message):
-    __slots__ = ("role", "engines", "floor", "load", "latency", "first_s", "step_s", "wait_s", "prompt_tokens", "output_tokens", "queue_s", "waiting", "above", "gave_age_s", "risks")
+    __slots__ = ("role", "engines", "floor", "load", "latency", "first_s", "step_s", "wait_s", "prompt_tokens", "output_tokens", "queue_s", "waiting", "above", "gave_age_s", "risks", "busy")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class RoleStatus(_message.Message):
     ABOVE_FIELD_NUMBER: _ClassVar[int]
     GAVE_AGE_S_FIELD_NUMBER: _ClassVar[int]
     RISKS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     role: _placement_pb2.Phase
     engines: int
     floor: int
@@ -241,7 +242,8 @@ class RoleStatus(_message.Message):
     above: int
     gave_age_s: float
     risks: _containers.RepeatedCompositeFieldContainer[RiskStatus]
-    def __init__(self, role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., engines: _Optional[int] = ..., floor: _Optional[int] = ..., load: _Optional[float] = ..., latency: _Optional[float] = ..., first_s: _Optional[float] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., prompt_tokens: _Optional[float] = ..., output_tokens: _Optional[float] = ..., queue_s: _Optional[float] = ..., waiting: _Optional[int] = ..., above: _Optional[int] = ..., gave_age_s: _Optional[float] = ..., risks: _Optional[_Iterable[_Union[RiskStatus, _Mapping]]] = ...) -> None: ...
+    busy: float
+    def __init__(self, role: _Optional[_Union[_placement_pb2.Phase, str]] = ..., engines: _Optional[int] = ..., floor: _Optional[int] = ..., load: _Optional[float] = ..., latency: _Optional[float] = ..., first_s: _Optional[float] = ..., step_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., prompt_tokens: _Optional[float] = ..., output_tokens: _Optional[float] = ..., queue_s: _Optional[float] = ..., waiting: _Optional[int] = ..., above: _Optional[int] = ..., gave_age_s: _Optional[float] = ..., risks: _Optional[_Iterable[_Union[RiskStatus, _Mapping]]] = ..., busy: _Optional[float] = ...) -> None: ...
 
 class RiskStatus(_message.Message):
     __slots__ = ("kind", "count", "age_s", "blocks_s")

@@ -133,6 +133,7 @@ def _role(message: fleet_pb2.RoleStatus) -> model.Role:
         output_tokens=known("output_tokens"),
         queue_s=message.queue_s,
         waiting=message.waiting,
+        busy=message.busy,
         above=message.above,
         gave_age_s=known("gave_age_s"),
         risks=tuple(model.Risk(kind=r.kind, count=r.count, age_s=r.age_s, blocks_s=r.blocks_s) for r in message.risks),

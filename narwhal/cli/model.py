@@ -285,8 +285,8 @@ class Role:
     role: str
     engines: int  # that its floor counts
     floor: int
-    load: float  # the larger of its latencies and its queue over their targets
-    latency: float  # the same without its queue
+    load: float  # the largest of its latencies and its queue over their targets
+    latency: float  # its latencies alone
     first_s: float | None  # to a leg's first token
     step_s: float | None  # per output token
     wait_s: float | None  # before a request's first leg
@@ -294,6 +294,7 @@ class Role:
     output_tokens: float | None  # the median
     queue_s: float
     waiting: int  # legs without their first token
+    busy: float  # how much of the time its engines have such legs
     above: int  # monitor passes in a row at or above the load from which it wants an engine
     gave_age_s: float | None  # since it gave up an engine
     risks: tuple[Risk, ...]

@@ -121,6 +121,7 @@ def _role(role: RoleView) -> fleet_pb2.RoleStatus:
         output_tokens=load.output_tokens,
         queue_s=load.queue_s,
         waiting=load.waiting,
+        busy=load.busy,
         above=role.above,
         gave_age_s=role.gave_age_s,
         risks=[

@@ -135,6 +135,7 @@ def roles() -> fleet_pb2.RolesStatus:
                 prompt_tokens=812.3,
                 queue_s=0.62,
                 waiting=3,
+                busy=0.31,
                 gave_age_s=44,
                 risks=[fleet_pb2.RiskStatus(kind="target missed", count=2, age_s=41, blocks_s=19)],
             ),

@@ -10,14 +10,6 @@ from tests.cli.test_looks import golden
 
 MOVED = "engine prefill-1 now has the role decode (operator: asked for by an operator)"
 
-TABLE = """\
-advisory: prefill-1 should have the role decode (load: load of decode 1.20 for 4 passes, of prefill 0.31)
-
-ROLE     ENGINES  FLOOR  LOAD  FIRST TOKEN  PER TOKEN  QUEUE  WAITING  RISK
-prefill  1        1      0.31  580ms        -          620ms  3        target missed 2 times, last 41s ago, blocks 19s
-decode   1        1      1.20  210ms        120ms      -      0        -
-"""
-
 
 @pytest.fixture(autouse=True)
 def fleet(control: FakeControl) -> None:
@@ -26,7 +18,7 @@ def fleet(control: FakeControl) -> None:
 
 def test_roles_says_what_is_decided_and_why(run: Run) -> None:
     ran = run("roles")
-    assert (ran.code, ran.out, ran.err) == (0, TABLE, "")
+    assert (ran.code, ran.out, ran.err) == (0, golden("roles"), "")
 
 
 def test_roles_wide_has_everything(run: Run) -> None:
@@ -71,6 +63,7 @@ def test_roles_json_has_every_fact_under_its_documented_key(run: Run) -> None:
         "output_tokens": None,
         "queue_s": 0.62,
         "waiting": 3,
+        "busy": 0.31,
         "above": 0,
         "gave_age_s": 44.0,
         "risks": [{"kind": "target missed", "count": 2, "age_s": 41.0, "blocks_s": 19.0}],

@@ -17,9 +17,11 @@ from narwhal.control.core.events import (
 from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
 from narwhal.control.core.settings import EngineSpec, RoleMode, RoleSettings
 from narwhal.control.core.view import RolesView, RoleView
+from narwhal.reports import ProxyKey
 from narwhal.vocabulary import Outcome, Phase, RiskKind, Stage
-from tests.core.rig import EDGE, Rig, decode, prefill
+from tests.core.rig import EDGE, OTHER, Rig, decode, prefill
 
+THIRD = ProxyKey(id="third", slot=0, boot=1)
 TTFT, TPOT = 2.0, 0.1  # targets, seconds
 P, D = Phase.PREFILL, Phase.DECODE
 FOUR = (prefill("p1"), prefill("p2"), decode("d1"), decode("d2"))
@@ -97,7 +99,7 @@ def test_a_queue_is_a_load_before_its_legs_have_ended() -> None:
     rig = Fleet(*FOUR, mode=RoleMode.OFF)
     for _ in range(6):
         rig.measure("p1", first=0.2, count=5, waiting=15)
-        rig.measure("p2", first=0.2, count=5, waiting=25)
+        rig.measure("p2", first=0.2, count=5, waiting=25, proxy=OTHER)
         rig.run_pass()
     load = rig.role(P).load
     assert [load.load, load.queue_s, load.waiting] == pytest.approx([2.0, 4.0, 40])
@@ -216,6 +218,29 @@ def test_a_role_gives_up_an_engine_up_to_half_its_target(other: float, moves: in
     rig.loaded(other, 1.2, passes=8)
     assert len(rig.moves()) == moves
     assert moves or "prefill gives none up" in rig.why_not()
+
+
+@pytest.mark.rule("C3")
+@pytest.mark.parametrize(("of_ten", "moves"), [(4, 1), (6, 0)])
+def test_prefill_that_has_prompts_most_of_the_time_gives_up_no_engine(of_ten: int, moves: int) -> None:
+    """However quick it is: with an engine less it would have them all the time, and a queue."""
+    rig = Fleet(*FOUR, mode=RoleMode.ADVISORY)
+    for n in range(30):
+        rig.measure("p1", first=0.1, waiting=int(n % 10 < of_ten), proxy=OTHER)
+        rig.measure("p2", first=0.1, waiting=int(n % 10 < of_ten), proxy=THIRD)
+        rig.loaded(0.05, 1.2)
+    assert len(rig.records(EventKind.ROLE_PROPOSED)) == moves
+
+
+@pytest.mark.rule("C3")
+def test_prefill_that_always_has_prompts_wants_no_engine_for_that() -> None:
+    rig = Fleet(*FOUR)
+    for _ in range(40):
+        rig.measure("p1", first=0.1, waiting=1)
+        rig.measure("p2", first=0.1, waiting=1, proxy=OTHER)
+        rig.run_pass()
+    assert rig.role(P).load.busy == 1.0
+    assert rig.moves() == []
 
 
 @pytest.mark.rule("C3")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from narwhal.control.core.engine import Engine, joining
 from narwhal.control.core.settings import EngineSpec
 from narwhal.control.core.signals import Signals
@@ -80,6 +82,26 @@ def test_who_waits_is_believed_until_told_otherwise_or_two_and_a_half_seconds() 
     assert (kept.waiting(1.0), kept.waiting(3.4), kept.waiting(3.5)) == (5, 5, 0)
     kept.tell(0.1, now=2.0)
     assert kept.waiting(2.0) == 0
+    kept.tell(waiting=4, now=3.0)
+    kept.signals.take(Batch(proxy=EDGE, sequence=2, measures=(), measured_s=1.0), now=3.5)  # a whole picture, and empty
+    assert kept.waiting(3.5) == 0
+    kept.tell(waiting=4, now=4.0)
+    kept.signals.take(Batch(proxy=EDGE, sequence=3), now=4.5)  # no picture at all
+    assert kept.waiting(4.5) == 4
+
+
+def test_a_role_is_busy_for_as_much_of_the_time_as_its_engines_have_legs_without_a_token() -> None:
+    kept = Kept()
+    kept.signals = Signals({"d": kept.engine, "e": admitted("e")})
+    for n in range(30):
+        kept.tell(waiting=n % 3, now=float(n))
+        kept.signals.rollover(now=float(n))
+    assert kept.signals.busy(Phase.DECODE) == pytest.approx(20 / 60)
+    for n in range(30, 60):
+        kept.tell(waiting=1, now=float(n))
+        kept.signals.rollover(now=float(n))
+    assert kept.signals.busy(Phase.DECODE) == pytest.approx(30 / 60)
+    assert kept.signals.busy(Phase.PREFILL) == 0.0
 
 
 def test_measures_of_another_incarnation_or_an_unknown_engine_do_not_count() -> None:

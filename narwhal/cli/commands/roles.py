@@ -53,7 +53,7 @@ def tables(known: model.Roles, *, wide: bool = True) -> Iterator[Block]:
         words = f"{proposal.engine} {verb} the role {proposal.to} ({proposal.cause}: {proposal.reason})"
         yield Line(f"{known.mode}: ", Say(words, Tone.WARN))
     yield Line()
-    columns = ["ROLE", "ENGINES", "FLOOR", "LOAD", "FIRST TOKEN", "PER TOKEN", "QUEUE", "WAITING"]
+    columns = ["ROLE", "ENGINES", "FLOOR", "LOAD", "FIRST TOKEN", "PER TOKEN", "QUEUE", "WAITING", "BUSY"]
     if wide:
         columns += ["LATENCY", "PASSES", "SEAT", "PROMPT", "ANSWER", "GAVE UP"]
     if known.roles:
@@ -70,6 +70,7 @@ def _row(one: model.Role, wide: bool) -> list[Cell]:
         _seconds(one.step_s),
         latency(one.queue_s) if one.waiting else "",
         str(one.waiting),
+        f"{one.busy:.0%}",
     ]
     if wide:
         row += [f"{one.latency:.2f}", str(one.above), _seconds(one.wait_s)]

@@ -9,6 +9,10 @@ Decides: one number for each role. It cannot see: floors, moves or what follows 
 
 Times are those that nine of ten legs keep within, of the last intervals. A queue is how long the legs that wait would
 take at the pace of these intervals: it shows what finished legs do not tell yet.
+
+What a role could give up is more than its load. Prompts are computed one after the other: prefill keeps well within its
+target until it is nearly always busy, and then does not at all. Of prefill `occupied` is therefore at least how much of
+the time its engines have a prompt.
 """
 
 from dataclasses import dataclass
@@ -25,7 +29,8 @@ SHARE = 0.9  # of the legs that are within the latency
 class Load:
     """One role's load. Latencies are None where nothing was measured."""
 
-    load: float = 0.0
+    load: float = 0.0  # from `expand` on it wants an engine
+    occupied: float = 0.0  # up to `shrink` it can give one up
     latency: float = 0.0  # the load without the queue: at or above 1 the role misses its target
     first_s: float | None = None
     step_s: float | None = None
@@ -34,6 +39,7 @@ class Load:
     output_tokens: float | None = None  # the median
     queue_s: float = 0.0
     waiting: int = 0  # legs without their first token
+    busy: float = 0.0  # how much of the time an engine has such legs, 0 to 1
 
 
 def measured(role: Phase, settings: CoreSettings, signals: Signals, *, now: float) -> Load:
@@ -47,8 +53,10 @@ def measured(role: Phase, settings: CoreSettings, signals: Signals, *, now: floa
     latency = (first_s or 0.0) / targets.ttft_s
     if role is Phase.DECODE:
         latency = max(latency, (step_s or 0.0) / targets.tpot_s)
+    load, busy = max(latency, queue_s / targets.ttft_s), signals.busy(role)
     return Load(
-        load=max(latency, queue_s / targets.ttft_s),
+        load=load,
+        occupied=max(load, busy) if role is Phase.PREFILL else load,
         latency=latency,
         first_s=first_s,
         step_s=step_s,
@@ -57,4 +65,5 @@ def measured(role: Phase, settings: CoreSettings, signals: Signals, *, now: floa
         output_tokens=sketches[Measure.OUTPUT].quantile(0.5),
         queue_s=queue_s,
         waiting=waiting,
+        busy=busy,
     )

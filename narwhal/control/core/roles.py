@@ -155,10 +155,14 @@ class Roles:
         wanted = settings.sustained_intervals
         return f"load {load:.2f} for {passes} of {wanted} passes" if passes < wanted else ""
 
-    def _busy(self, role: Phase, now: float) -> str:
+    def _occupied(self, role: Phase, now: float) -> str:
         del now
-        load, shrink = self._loads[role.other].load, self._settings.roles.shrink
-        return f"{role.other} gives none up, its load {load:.2f} is above {shrink:.2f}" if load > shrink else ""
+        other, shrink = self._loads[role.other], self._settings.roles.shrink
+        if other.load > shrink:
+            return f"{role.other} gives none up, its load {other.load:.2f} is above {shrink:.2f}"
+        if other.occupied > shrink:
+            return f"{role.other} gives none up, it is busy for {other.busy:.0%} of the time, more than {shrink:.0%}"
+        return ""
 
     def _cooling(self, role: Phase, now: float) -> str:
         del role
@@ -292,7 +296,7 @@ class Roles:
 # What speaks against a move to a role because of its load, in the order in which people are told (spec C2–C4).
 GUARDS: tuple[Callable[[Roles, Phase, float], str], ...] = (
     Roles._calm,
-    Roles._busy,
+    Roles._occupied,
     Roles._cooling,
     Roles._reverses,
     Roles._risks_more,

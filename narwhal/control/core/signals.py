@@ -15,9 +15,11 @@ from narwhal.reports import Batch, ProxyKey
 from narwhal.vocabulary import Phase
 
 KEPT = 5  # closed windows
+# Of this many intervals it is remembered whether an engine had work: of fewer the share would be mostly chance.
+BUSY_KEPT = 30
 # Measures over a longer span were kept while nobody took them: they tell of a time that is over.
 LONGEST_SPAN_S = 5.0
-# A proxy tells every second who waits, as long as anybody does.
+# A proxy tells every second who waits, as long as anybody does or anything was measured.
 WAITING_KEPT_S = 2.5
 
 
@@ -38,8 +40,10 @@ class Signals:
         self._engines = engines
         self._open: dict[tuple[Phase, Voice], Window] = {}
         self._closed: deque[dict[tuple[Phase, Voice], Window]] = deque(maxlen=KEPT)
-        # Legs without a first token, and until when that is believed.
-        self._waiting: dict[tuple[str, Phase], dict[ProxyKey, tuple[int, float]]] = {}
+        # By proxy: until when it is believed, and its legs without a first token.
+        self._waiting: dict[ProxyKey, tuple[float, dict[tuple[str, Phase], int]]] = {}
+        # By phase and interval: engines of the role, and how many of these had a leg without its first token.
+        self._busy: dict[Phase, deque[tuple[int, int]]] = {phase: deque(maxlen=BUSY_KEPT) for phase in Phase}
 
     def take(self, batch: Batch, *, now: float) -> list[LegMeasures]:
         """A proxy's measures that count. Only for a report that was not applied before; returns what was counted."""
@@ -52,11 +56,9 @@ class Signals:
                 window = self._open.setdefault((measures.phase, voice), {})
                 for measure, sketch in measures.sketches.items():
                     window.setdefault(measure, Sketch()).merge(sketch)
-            key = (measures.engine, measures.phase)
-            if measures.waiting:
-                self._waiting.setdefault(key, {})[batch.proxy] = (measures.waiting, now + WAITING_KEPT_S)
-            elif key in self._waiting:
-                self._waiting[key].pop(batch.proxy, None)
+        if batch.measured_s:
+            legs = {(m.engine, m.phase): m.waiting for m in counted if m.waiting}
+            self._waiting[batch.proxy] = (now + WAITING_KEPT_S, legs)
         return counted
 
     def _speaks(self, measures: LegMeasures) -> bool:
@@ -73,18 +75,18 @@ class Signals:
         """The interval is over."""
         self._closed.append(self._open)
         self._open = {}
-        for key, told in list(self._waiting.items()):
-            kept = {proxy: legs for proxy, legs in told.items() if now < legs[1]}
-            if kept:
-                self._waiting[key] = kept
-            else:
-                del self._waiting[key]
+        self._waiting = {proxy: told for proxy, told in self._waiting.items() if now < told[0]}
+        busy = {key for _, legs in self._waiting.values() for key in legs}
+        for phase in Phase:
+            names = [e.id for e in self._engines.values() if self._voice(e, phase, now) is Voice.ROLE]
+            self._busy[phase].append((len(names), sum((name, phase) in busy for name in names)))
 
     def forget(self, engine: str) -> None:
         """The engine is another than the one that was measured, or out: nobody waits there. What it took is over in
         `KEPT` intervals."""
-        for phase in Phase:
-            self._waiting.pop((engine, phase), None)
+        for _, legs in self._waiting.values():
+            for phase in Phase:
+                legs.pop((engine, phase), None)
 
     # --- what they say ------------------------------------------------------------------------------------------------
 
@@ -105,8 +107,14 @@ class Signals:
         """Legs of the phase that have had no first token yet, as last told: of its role's engines, or, where none of
         these has any, of all others."""
         legs = dict.fromkeys(Voice, 0)
-        for (name, of), told in self._waiting.items():
-            engine = self._engines.get(name)
-            if engine is not None and of is phase:
-                legs[self._voice(engine, phase, now)] += sum(count for count, due in told.values() if now < due)
+        for due, told in self._waiting.values():
+            for (name, of), count in told.items():
+                engine = self._engines.get(name)
+                if engine is not None and of is phase and now < due:
+                    legs[self._voice(engine, phase, now)] += count
         return legs[Voice.ROLE] or legs[Voice.OTHER]
+
+    def busy(self, phase: Phase) -> float:
+        """How much of the time the role's engines had a leg without its first token, 0 to 1."""
+        engines = sum(count for count, _ in self._busy[phase])
+        return sum(busy for _, busy in self._busy[phase]) / engines if engines else 0.0
