@@ -55,7 +55,8 @@ def _stretches(axes: Any, document: dict[str, Any]) -> None:
 
 
 def _splits(axes: Any, document: dict[str, Any]) -> None:
-    splits, engines = document["run"]["splits"], document["engines"]
+    engines, end = document["engines"], document["stretch_s"] * len(document["run"]["good"])
+    splits = [*document["run"]["splits"], (end, document["run"]["splits"][-1][1])]
     _stretches(axes, document)
     axes.step([at for at, _ in splits], [n for _, n in splits], where="post", color=AUTO)
     axes.set_title("Prefill engines under auto (seed 1)")
