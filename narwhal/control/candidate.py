@@ -5,6 +5,7 @@ engines; whether a saved handoff may be applied is `core/handoff.py`'s to say.
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from narwhal.control.store.base import Lease, NotYet, Owner, Store, StoreError
 
 # A process that yielded leaves the lease to others for so long; when nobody took it by then, it is better than nobody.
 GIVE_WAY_S = 5.0
+# When the store was away for everybody, whoever led before has so long to lead again: it needs no takeover then.
+RETURN_S = 2.0
 
 
 class ResumeRefusedError(Exception):
@@ -78,6 +81,7 @@ class Candidate:
         self._stands_by = stands_by
         self._trouble = (EventKind.STORE_RECOVERED, "")  # as told last
         self._gave_way: tuple[int, float] | None = None  # the epoch given up, and until when others go first
+        self._return_until = -math.inf  # until when who led last goes first, monotonic seconds
 
     # --- what others read -------------------------------------------------------------------------------------------
 
@@ -127,6 +131,7 @@ class Candidate:
             except NotYet as error:
                 self.trouble(EventKind.CONTROL_WAITING, str(error))
             except StoreError as error:
+                self._return_until = self._clock.monotonic() + RETURN_S
                 # Nobody was seen to lead: what this start is, with --resume or without, is still to be decided.
                 words = self._too_old()
                 words = f"; does not take over: {words}" if words else ""
@@ -145,6 +150,13 @@ class Candidate:
         self._gave_way = None
         return True
 
+    async def _former_first(self) -> bool:
+        """Whether another process led when the store went away, and may be about to lead again. Raises StoreError."""
+        if self._clock.monotonic() >= self._return_until:
+            return False
+        owner = await self._store.owner()
+        return owner is not None and owner.holder != self._holder
+
     async def _try(self, takeover: bool) -> Start | None:
         """One try. None, and what is in the way was told, when it is not to be now."""
         if takeover:
@@ -153,6 +165,9 @@ class Candidate:
             if self.problem:
                 await self._stand_by()
                 self.trouble(EventKind.HANDOFF_NOT_RESUMED, f"does not take over: {self.problem}")
+                return None
+            if await self._former_first():
+                await self._stand_by()
                 return None
         lease = await self._store.acquire(self._holder, self._address, above=self.highest_epoch)
         if lease is None:

@@ -250,6 +250,57 @@ async def test_an_active_that_does_not_answer_is_replaced_when_its_lease_is_over
         ]
 
 
+# --- the store was away -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("S8")
+@pytest.mark.case("I4")
+async def test_case_I4_who_led_before_the_store_was_away_leads_again(served: Engines) -> None:
+    medium = Medium()
+    # A standby that looks often would be the first to find the lease free.
+    async with (
+        control(served, medium=medium, plan=replace(patient(served), poll_s=0.5), holder="a") as active,
+        control(served, medium=medium, plan=replace(patient(served), poll_s=0.01), holder="b") as other,
+    ):
+        await until(lambda: active.leader.standing is not Standing.STARTING)
+        if active.leader.standing is not Standing.ACTIVE:
+            await followed(other, active)
+            await switch(other)
+        await settled(active)
+        await followed(active, other)
+        lease = active.leader.lease
+        assert lease is not None
+        medium.failing = "away"
+        lease.valid_until = 0.0
+        for process in (active, other):
+            await until(lambda: "store_failed" in process.told())  # noqa: B023 - awaited at once
+        medium.expire()
+        medium.failing = ""
+        await settled(active)
+        assert [(e.epoch, e.holder, e.ending) for e in await epochs(active)][-2:] == [
+            (lease.epoch, "a", "fenced"),
+            (lease.epoch + 1, "a", "lasts"),
+        ]
+
+
+@pytest.mark.rule("S7", "S8")
+async def test_when_it_does_not_come_back_with_the_store_the_standby_leads(
+    served: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate, "RETURN_S", 0.5)
+    ghost = Owner(holder="a", address="127.0.0.1:1", epoch=4)
+    medium = Medium(owner=ghost, held=Lease(owner=ghost))
+    async with control(served, medium=medium, plan=patient(served), holder="b") as other:
+        await until(lambda: other.leader.standing is Standing.STANDBY)
+        medium.failing = "away"
+        await until(lambda: "store_failed" in other.told())
+        medium.expire()
+        medium.failing = ""
+        began = other.clock.monotonic()
+        await until(lambda: other.leader.standing is Standing.ACTIVE)
+        assert other.clock.monotonic() - began > 0.3
+
+
 # --- an operator's switchover -----------------------------------------------------------------------------------------
 
 

@@ -131,17 +131,17 @@ def written(etcd: Etcd) -> list[tuple[int, int, int]]:
 
 def _events(etcd: Etcd) -> Iterator[tuple[int, bytes, bytes]]:
     """(revision, key, value, empty when it was deleted) of every change of the fleet's keys, in their order; those of
-    one revision with the lease first. It begins with what is there at the oldest revision that can be read."""
+    one revision with the lease first. It begins with the lease at the oldest revision that can be read."""
     settings = EtcdSettings(endpoints=etcd.endpoints, prefix="/narwhal", fleet="test", ttl_s=3, safety_margin_s=0.5)
     connection = Connection(settings, timeout_s=_READ_S)
-    last = PREFIX[:-1] + b"0"
+    key, last = PREFIX + b"lease", PREFIX[:-1] + b"0"
     try:
         with etcd.client() as client:
             newest = max((kv.mod_revision for kv in client.get_prefix_response(PREFIX).kvs), default=0)
             since = _oldest(connection, last)
             if since > 1:
-                for kv in client.get_prefix_response(PREFIX, revision=since).kvs:
-                    yield since, kv.key, kv.value
+                # What else stands there may have been written under an earlier lease.
+                yield from ((since, key, kv.value) for kv in client.get_response(key, revision=since).kvs)
         waiting: list[tuple[int, bytes, bytes]] = []
         for answer in connection.watch(PREFIX, last, since + 1 if since > 1 else 1, for_s=_READ_S):
             for event in answer.events:
