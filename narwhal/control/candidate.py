@@ -24,6 +24,7 @@ from narwhal.control.store.base import Lease, NotYet, Owner, Store, StoreError
 GIVE_WAY_S = 5.0
 # When the store was away for everybody, whoever led before has so long to lead again: it needs no takeover then.
 RETURN_S = 2.0
+_SLOW_S = 1.0  # a store that took so long to answer was away
 
 
 class ResumeRefusedError(Exception):
@@ -81,6 +82,7 @@ class Candidate:
         self._stands_by = stands_by
         self._trouble = (EventKind.STORE_RECOVERED, "")  # as told last
         self._gave_way: tuple[int, float] | None = None  # the epoch given up, and until when others go first
+        self._away = False  # the store did not answer when it was asked last
         self._return_until = -math.inf  # until when who led last goes first, monotonic seconds
 
     # --- what others read -------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class Candidate:
             except NotYet as error:
                 self.trouble(EventKind.CONTROL_WAITING, str(error))
             except StoreError as error:
-                self._return_until = self._clock.monotonic() + RETURN_S
+                self._away = True
                 # Nobody was seen to lead: what this start is, with --resume or without, is still to be decided.
                 words = self._too_old()
                 words = f"; does not take over: {words}" if words else ""
@@ -150,6 +152,15 @@ class Candidate:
         self._gave_way = None
         return True
 
+    async def _loaded(self) -> bytes | None:
+        """The stored document. Notices that the store is back. Raises StoreError."""
+        began = self._clock.monotonic()
+        document = await self._store.load()
+        now = self._clock.monotonic()
+        if self._away or now - began > _SLOW_S:
+            self._away, self._return_until = False, now + RETURN_S
+        return document
+
     async def _former_first(self) -> bool:
         """Whether another process led when the store went away, and may be about to lead again. Raises StoreError."""
         if self._clock.monotonic() >= self._return_until:
@@ -161,7 +172,7 @@ class Candidate:
         """One try. None, and what is in the way was told, when it is not to be now."""
         if takeover:
             # Whether it may be applied is looked at before anybody else is kept from leading.
-            self._look(await self._store.load())
+            self._look(await self._loaded())
             if self.problem:
                 await self._stand_by()
                 self.trouble(EventKind.HANDOFF_NOT_RESUMED, f"does not take over: {self.problem}")

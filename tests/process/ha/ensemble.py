@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,16 +25,23 @@ from openai import AsyncOpenAI, OpenAIError
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc
 from narwhal.sim.text import expected_text
 from tests.etcd import Etcd
-from tests.process.door import Door
+from tests.process.ha.door import Door
+from tests.process.ha.reigns import Journal, Proof, proof, written
 from tests.process.harness import BIN, MODEL, WAIT_S, Program, Stage, free_ports, until
-from tests.process.reigns import Journal, Proof, proof, written
 
 ENGINES = ("p1", "p2", "p3", "d1", "d2", "d3")
 NAMES = ("a", "b")
 PROXIES = 3
 TTL_S = 3
 INTERVAL_S = 0.3
-TROUBLED = (sys.executable, Path(__file__).with_name("troubled_control.py"))
+BLOCK_S = 2.0 * TTL_S
+TROUBLED = ("env", f"BLOCK_S={BLOCK_S}", sys.executable, Path(__file__).with_name("troubled_control.py"))
+SECTIONS: dict[str, Any] = {
+    "controller": {"monitor_interval_s": INTERVAL_S},
+    # Nothing but the tests themselves changes what is known of an engine; one that is ejected comes back soon.
+    "recovery": {"liveness_every": 0, "readmit_every": 2, "relapse_window_s": 0, "ramp_s": 0},
+    "lease": {"ttl_s": TTL_S},
+}
 
 
 def boottime() -> float:
@@ -58,38 +65,24 @@ class Seen:
 class Ensemble:
     """The processes, and what tests want to know of them. `start` once, `close` at the end of the stage."""
 
-    def __init__(
-        self, stage: Stage, etcd: Etcd, *, troubled: bool = False, block_s: float = 2.0 * TTL_S, **sections: Any
-    ) -> None:
-        """`troubled`: the control processes take the signals of `troubled_control.py`. `sections` of the fleet file
-        take the place of its own."""
+    def __init__(self, stage: Stage, etcd: Etcd) -> None:
         self.stage = stage
         self.etcd = etcd
-        self.troubled = troubled
-        self.block_s = block_s
         self.at = dict(zip(NAMES, (f"127.0.0.1:{port}" for port in free_ports(len(NAMES))), strict=True))
         self.doors = {name: [Door(member.port) for member in etcd.members] for name in NAMES}
         self.control: dict[str, Program] = {}  # the newest process of each name
         self.past: dict[str, list[Program]] = {name: [] for name in NAMES}  # every one, oldest first
         self.dead_at: dict[int, float] = {}  # boot time at which a process of this id was known to be dead
         self.proxies: list[Program] = []
-        self._sections = {
-            "controller": {"monitor_interval_s": INTERVAL_S},
-            "recovery": {"liveness_every": 0, "ramp_s": 0},
-            "lease": {"ttl_s": TTL_S},
-            **sections,
-        }
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Everything runs, and a standby follows."""
         await self.stage.engines(*ENGINES)
-        for name in NAMES:
-            await self.begin(name)
-        for number in range(PROXIES):
-            arguments = ("--control", ",".join(self.at.values()), "--id", f"x{number}")
-            self.proxies.append(await self.stage.proxy(*arguments))
+        controls = ",".join(self.at.values())
+        proxies = [self.stage.proxy("--control", controls, "--id", f"x{number}") for number in range(PROXIES)]
+        _, _, *self.proxies = await asyncio.gather(*map(self.begin, NAMES), *proxies)
         for proxy in self.proxies:
             await self.stage.ready(proxy.at["http"])
         await self.settled()
@@ -103,12 +96,11 @@ class Ensemble:
     async def begin(self, name: str) -> Program:
         """A control process of this name, with --resume."""
         store = {"kind": "etcd", "endpoints": [f"http://127.0.0.1:{door.port}" for door in self.doors[name]]}
-        file = self.stage.write_fleet(*ENGINES, store=store, **self._sections)
+        file = self.stage.write_fleet(*ENGINES, store=store, **SECTIONS)
         own = file.rename(file.with_name(f"fleet-{name}.json"))
-        command: Sequence[str | Path] = ("env", f"BLOCK_S={self.block_s}", *TROUBLED) if self.troubled else ()
         program = await self.stage.start(
             "narwhal-control", "--fleet", str(own), "--id", name, "--resume",
-            "--grpc", self.at[name], "--http", "127.0.0.1:0", command=command,
+            "--grpc", self.at[name], "--http", "127.0.0.1:0", command=TROUBLED,
         )  # fmt: skip
         self.control[name] = program
         self.past[name].append(program)
@@ -310,6 +302,12 @@ def state(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+async def passed(seconds: float) -> None:
+    """Wait until so much time has passed: the length of a fault, not a guess at how long something takes."""
+    due = boottime() + seconds
+    await until(lambda: boottime() >= due, "time passes", within_s=seconds + WAIT_S)
+
+
 async def ctl(control: str, *words: str) -> tuple[int, str, str]:
     """narwhalctl, as a process: (exit status, stdout, stderr)."""
     process = await asyncio.create_subprocess_exec(
@@ -328,11 +326,11 @@ async def ctl(control: str, *words: str) -> tuple[int, str, str]:
 
 
 @contextlib.contextmanager
-def ensemble(directory: Path, *, members: int = 1, flags: Sequence[str] = (), **rest: Any) -> Iterator[Ensemble]:
-    """One that runs. From outside any event loop, so that the tests of a module may share it."""
-    with Etcd(directory / "etcd", members=members, flags=list(flags)) as etcd:
+def ensemble(directory: Path) -> Iterator[Ensemble]:
+    """One that runs. From outside any event loop, so that several tests may share it."""
+    with Etcd(directory / "etcd", members=3) as etcd:
         stage = Stage(directory)
-        made = Ensemble(stage, etcd, **rest)
+        made = Ensemble(stage, etcd)
         try:
             asyncio.run(made.start())
             yield made

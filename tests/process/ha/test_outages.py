@@ -1,46 +1,22 @@
 """Etcd hangs for one process, goes away for a while, loses a member, compacts or forgets: real processes, under load.
 
-By hand: NARWHAL_OUTAGES sets how many short outages follow one another (3 unless told otherwise, 20 for case I3), and
-NARWHAL_OUTAGE_S how long the one long outage lasts (5 s unless told otherwise; 30 and 300 for case I4).
+By hand: NARWHAL_OUTAGES sets how many short outages follow one another (2 unless told otherwise, 20 for case I3), and
+NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4).
 """
 
 import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
-from tests.process.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, ensemble, state
-from tests.process.faults import told
+from tests.process.faults import serving, told
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, passed, state
 from tests.process.harness import until
 
-OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "3"))
-OUTAGE_S = float(os.environ.get("NARWHAL_OUTAGE_S", "5"))
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    with ensemble(tmp_path_factory.mktemp("outages"), members=3) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def fleet(running: Ensemble) -> AsyncIterator[Ensemble]:
-    """Everybody in place before the test; after it, the proof that at no instant two processes acted."""
-    await running.settled()
-    yield running
-    for name in NAMES:
-        running.control[name].must_live()
-    await asyncio.to_thread(running.one_ruler)
-
-
-async def passed(seconds: float) -> None:
-    """Wait until so much time has passed: the length of a fault, not a guess at how long something takes."""
-    until_at = boottime() + seconds
-    await until(lambda: boottime() >= until_at, "time passes", within_s=seconds + 60)
+OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "2"))
+OUTAGE_S = float(os.environ.get("NARWHAL_OUTAGE_S", "4"))
 
 
 @pytest.mark.rule("S5", "S8")
@@ -224,3 +200,5 @@ async def test_case_I18_the_store_is_wiped_and_nothing_is_readmitted_by_accident
     assert all(engines[each]["holds"] == [] for each in ("p1", "p2", "d1", "d2"))
     assert seen.errors == []
     assert (await fleet.counted(served + seen.served)).served == served + seen.served
+    await stage.delete(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault")
+    await serving(stage, fleet.at[again], "d3")
