@@ -35,8 +35,9 @@ def balancer(stage: Stage, addresses: dict[str, str]) -> Program:
 
 def doors(grpc: str, http: str, known: str) -> dict[str, str]:
     """The addresses of a control process, which the example names by its host."""
+    check = "proto h2 check check-proto h1 port"
     return {
-        f"{known}:7400 proto h2 check port 7401": f"{grpc} proto h2 check port {http.rpartition(':')[2]}",
+        f"{known}:7400 {check} 7401": f"{grpc} {check} {http.rpartition(':')[2]}",
         f"{known}:7401": http,
     }
 
