@@ -82,7 +82,6 @@ class Relay:
 
     __slots__ = (
         "_answer",
-        "_arrived_at",
         "_attempt",
         "_client",
         "_connection",
@@ -102,18 +101,16 @@ class Relay:
         "stream_failed",
     )
 
-    def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
-        """`due`: the request's deadline. Both instants are monotonic seconds."""
+    def __init__(self, shared: Shared, client: Client, request: ClientRequest) -> None:
         settings = shared.feed.settings
         self._shared = shared
         self._client = client
         self._request = request
-        self._due = due
-        self._arrived_at = arrived_at
+        self._due = client.due
         self._settings: ProxySettings = settings
         serving = settings.serving
         policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
-        self._attempt = Attempt(policy, shared.budget, due)
+        self._attempt = Attempt(policy, shared.budget, client.due)
         self._connection: EngineConnection | None = None
         self._stream: StreamRelay | None = None
         self._handoff: Handoff | None = None
@@ -196,7 +193,7 @@ class Relay:
         self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
         self._client.status = _OK
-        self._shared.metrics.ttft_seconds.observe(now - self._arrived_at)
+        self._shared.metrics.ttft_seconds.observe(now - self._client.arrived_at)
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)

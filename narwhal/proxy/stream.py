@@ -26,13 +26,16 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def _is_plain_event(data: bytes) -> bool:
-    """Whether this is one whole event that is neither an error nor the marker."""
+    """Whether this is one whole event that is neither an error nor the marker.
+
+    By `find`, not by `in`: that would first try whether it was asked for a number, and cost half as much again.
+    """
     return (
         data.startswith(_FAST_START)
         and data.find(_LF) == len(data) - 2
         and data.endswith(_END)
-        and ERROR_KEY not in data
-        and GIVEN_UP not in data
+        and data.find(ERROR_KEY) < 0
+        and data.find(GIVEN_UP) < 0
     )
 
 
@@ -48,6 +51,17 @@ def _whole_chunk(data: bytes, at: int) -> int:
     end = start + content
     whole = content > 0 and data.startswith(b"%x\r\n" % content, at) and data.startswith(_EOL, end)
     return end + 2 - at if whole and _is_plain_event(data[start:end]) else 0
+
+
+def _one_event_start(size: int) -> bytes:
+    """How a chunk of `size` bytes begins, framing included, when it is one event."""
+    digits = next((d for d in range(1, 9) if len(b"%x" % max(size - d - 4, 0)) == d), 0)
+    return b"%x\r\n%b" % (max(size - digits - 4, 0), _FAST_START)
+
+
+# By the chunk's size: comparing costs less than making the size line for every token.
+_KNOWN_STARTS = 4096
+_STARTS = [_one_event_start(size) for size in range(_KNOWN_STARTS)]
 
 
 class Source(Protocol):
@@ -113,15 +127,14 @@ class StreamRelay:
         if not self._fast:
             return 0
         size = len(data)
-        start = data.find(_EOL, 0, _LONGEST_SIZE) + 2
         # Nearly always: one chunk, one event.
         if (
-            data.startswith(b"%x\r\n" % (size - start - 2))
-            and data.startswith(_FAST_START, start)
-            and data.find(_LF, start) == size - 4
+            size < _KNOWN_STARTS
+            and data.startswith(_STARTS[size])
+            and data.find(_LF, _LONGEST_SIZE) == size - 4
             and data.endswith(_EVENT_AND_CHUNK_END)
-            and ERROR_KEY not in data
-            and GIVEN_UP not in data
+            and data.find(ERROR_KEY) < 0
+            and data.find(GIVEN_UP) < 0
         ):
             self.events += 1
             self._transport.write(data)
