@@ -20,6 +20,7 @@ from narwhal.config import ProxySettings
 from narwhal.placement import EngineEntry
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.connection import EngineConnection
+from narwhal.proxy.outcome import LegKind
 from narwhal.vocabulary import Outcome
 
 # How often the watchdog looks. Not a time limit: it bounds how late any of them is noticed.
@@ -116,9 +117,8 @@ class Legs:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.pairs = Pairs()
-        self.heard_at: dict[
-            str, float
-        ] = {}  # when anything last came from an engine, by its URL, as the watchdog saw it
+        # When an engine last made progress, by its URL, as the watchdog saw it.
+        self.heard_at: dict[str, float] = {}
         self.on_tick: Callable[[float], bool] | None = None  # says whether it wants to be called again
 
     @property
@@ -244,9 +244,12 @@ class Legs:
             while idle and idle[0].idle_since <= oldest:
                 idle.pop(0).abort()
         for connection in list(self._all):
-            if not connection.idle_since:
-                if connection.heard:
-                    self.heard_at[connection.url] = now
+            # Before its first token a stream has given nothing: an engine whose core is dead goes on sending heads.
+            if connection.heard and (connection.idle_since or connection.kind is not LegKind.FIRST_TOKEN):
+                self.heard_at[connection.url] = now
+            if connection.idle_since:
+                connection.heard = False
+            else:
                 connection.check(now)
         again = self.on_tick is not None and self.on_tick(now)
         if again or self._all:

@@ -5,7 +5,7 @@ the logs of control and proxies, of users and of the simulated engines: all on o
 
 | what | from | to | aim |
 |---|---|---|---|
-| killed, connections refused | the third failure | the last proxy's acknowledgement that it is out | 50 ms |
+| killed, connections refused | the third failure in a row | the last proxy's acknowledgement that it is out | 50 ms |
 | headers and no token | the third first-token deadline | the verification hold | one monitor interval |
 | streams that stall | the third has been silent for `recovery.stall_s` | the verification hold | one monitor interval |
 """
@@ -45,6 +45,14 @@ AIMS = {"refused": 0.050, "no token": INTERVAL_S, "stall": INTERVAL_S}
 SECTIONS = {
     "recovery": {"readmit_every": 1, "relapse_window_s": 0, "ramp_s": 0, "stall_s": STALL_S},
     "engine": {"first_token_timeout_s": DEADLINE_S, "kv_first_pull_timeout_s": DEADLINE_S},
+}
+
+
+# What would find the same fault by another way is off.
+ALONE: dict[str, dict[str, dict[str, float]]] = {
+    "refused": {},
+    "no token": {"recovery": {"stall_s": 0}},
+    "stall": {"engine": {"first_token_timeout_s": 20, "kv_first_pull_timeout_s": 20}},
 }
 
 
@@ -112,9 +120,13 @@ def logged(programs: list[Program], event: str, *, since: float, **fields: Any) 
     ]
 
 
-def third(instants: list[list[float]]) -> float:
-    """The third of all."""
-    return sorted(itertools.chain.from_iterable(instants))[2]
+def decisive(made: Scene, *, since: float) -> float:
+    """When a proxy saw the failure that the victim was ejected for, the third in a row as control counts: a proxy tells
+    its successes with its next failure, so what others have failed before may not count any more."""
+    (ejected, *_) = [e for e in made.control.events() if e.get("kind") == "engine_ejected" and _at(e) >= since]
+    request = str(ejected["event"]).rpartition(", request ")[2].rsplit("-", 2)[0]
+    failures = logged(made.proxies, "leg_failed", since=since, engine=VICTIM, request_id=request)
+    return next(itertools.chain.from_iterable(failures))
 
 
 async def acknowledged(made: Scene, watch: Watch) -> float:
@@ -140,7 +152,7 @@ async def refused(made: Scene, watch: Watch, seen: Streams, began: float) -> flo
     acks = asyncio.create_task(acknowledged(made, watch))
     await made.kill(VICTIM)
     last = await acks
-    return last - third(logged(made.proxies, "leg_failed", since=began, engine=VICTIM))
+    return last - decisive(made, since=began)
 
 
 async def no_token(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
@@ -163,7 +175,7 @@ async def no_token(made: Scene, watch: Watch, seen: Streams, began: float) -> fl
 
 async def stalled(made: Scene, watch: Watch, seen: Streams, began: float) -> float:
     """From the third stream that was silent for long enough to the hold."""
-    await made.misbehave(VICTIM, "stall", after=3)
+    await made.misbehave(VICTIM, "core-stopped")
     held = await _logged(made, "hold_placed", began, hold="verification")
     return held - (sorted(seen.open.values())[2] + STALL_S)
 
@@ -184,8 +196,11 @@ ROUNDS: dict[str, Round] = {"refused": refused, "no token": no_token, "stall": s
 
 async def measure(what: str, *, rounds: int, proxies: int) -> list[float]:
     """The same fault again and again; the engine is back before each."""
-    sections = {**SECTIONS, "recovery": {**SECTIONS["recovery"], **({"stall_s": 0} if what == "no token" else {})}}
-    layout = Layout(proxies=proxies, sections=sections)
+    sections = {name: {**section, **ALONE[what].get(name, {})} for name, section in SECTIONS.items()}
+    # Where streams must be under way on the victim, there is no other engine for them.
+    layout = Layout(
+        proxies=proxies, sections=sections, engines=("p1", "p2", "d1", *(() if what == "stall" else ("d2",)))
+    )
     spans: list[float] = []
     with tempfile.TemporaryDirectory(prefix="narwhal-detect-") as directory:
         async with (

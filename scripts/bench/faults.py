@@ -25,6 +25,7 @@ class Fault:
     proxy: str = ""  # the proxy that must be shown as the fault
     event: str = ""  # a kind of event that must be told
     killed: bool = False  # the victim's own records are lost
+    users: int = 8
 
 
 def shows(name: str, victim: str, mode: str, *, out: bool = True, within_s: float = 60.0, **params: Any) -> Fault:
@@ -88,7 +89,7 @@ def dead_producer(name: str) -> Fault:
             await scene.behave(reader)
         await scene.start_engine("p1")
 
-    return Fault(name=name, victim="p1", begin=begin, end=end, killed=True)
+    return Fault(name=name, victim="p1", begin=begin, end=end, killed=True, users=24)
 
 
 def cut_off(name: str, *, silent: bool) -> Fault:

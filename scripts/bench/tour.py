@@ -57,7 +57,7 @@ async def visit(fault: Fault, directory: Path) -> Seen:
     """One fault, from a healthy fleet to a healthy fleet."""
     seen = Seen(fault=fault.name, victim=fault.victim)
     async with scene(fault.layout, directory) as made, watching(made.control.at["grpc"]) as watch:
-        users = Users(addresses=made.addresses)
+        users = Users(addresses=made.addresses, count=fault.users)
         async with users.asking():
             await until(lambda: users.ends(since=0)[End.WHOLE] >= WARM_UP, "users are served", 30)
             began = time.monotonic()

@@ -189,8 +189,11 @@ def test_a_control_that_reaches_nobody_ejects_nobody_whom_proxies_reach() -> Non
         answer(rig, probes, *everybody)
     assert all(rig.holds(e) == set() and rig.engine(e).misses == 0 for e in everybody)
     assert rig.kinds().count(EventKind.CONTROL_CUT_OFF) == 1
+    words = "control is cut off from the engines: that this one does not answer it says nothing"
+    assert words in rig.fleet.explain("d1", now=rig.now).lines
     answer(rig, sweep(rig))
     assert rig.kinds().count(EventKind.CONTROL_BACK) == 1
+    assert words not in rig.fleet.explain("d1", now=rig.now).lines
 
 
 @pytest.mark.rule("L4")
@@ -212,6 +215,26 @@ def test_a_control_that_is_cut_off_convicts_nobody_by_its_own_probes(outcome: Ou
     probe = only(rig.report("d2", Outcome.HTTP_429, count=3), ProbeHealth)
     rig.answer_health(probe, Outcome.CONNECT_TIMEOUT)
     assert rig.holds("d2") == {Hold.EJECTED}
+
+
+@pytest.mark.rule("L4")
+@pytest.mark.case("C13")
+@pytest.mark.parametrize("outcome", [Outcome.HTTP_429, Outcome.READ_TIMEOUT, Outcome.STREAM_CUT])
+def test_what_was_asked_while_cut_off_convicts_nobody_when_it_is_answered_later(outcome: Outcome) -> None:
+    rig = rig_of(liveness_every=10)
+    everybody = ("p1", "p2", "p3", "d1", "d2", "d3")
+    probes = sweep(rig)
+    proxies_succeed(rig, *everybody)
+    answer(rig, probes, *everybody)
+    asked = rig.report("d1", outcome, count=3)
+    answer(rig, sweep(rig))  # back
+    assert rig.kinds()[-1] is EventKind.CONTROL_BACK
+    for effect in asked:
+        if isinstance(effect, ProbeHealth):
+            rig.answer_health(effect, Outcome.CONNECT_TIMEOUT)
+        elif isinstance(effect, ProbeInference):
+            rig.answer_step(effect, None, Outcome.CONNECT_TIMEOUT)
+    assert Hold.EJECTED not in rig.holds("d1")
 
 
 @pytest.mark.rule("L4")

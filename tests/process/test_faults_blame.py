@@ -12,7 +12,7 @@ import pytest
 
 from scripts.bench.gate import Gate
 from scripts.bench.users import End, Users
-from tests.process.faults import behave, misbehave, serving, short, told
+from tests.process.faults import behave, explained, misbehave, serving, short, told
 from tests.process.harness import Program, Stage, load, until
 
 ROUNDS = int(os.environ.get("NARWHAL_FAULT_ROUNDS", "3"))
@@ -93,6 +93,9 @@ async def test_case_C13_control_that_reaches_no_engine_ejects_none(stage: Stage)
 
             await until(many_sweeps, "several sweeps more")
             assert not told(control, "engine_ejected")
+            lines = await explained(control.at["grpc"], "d1")
+            assert lines[0].startswith("engine d1 is eligible")
+            assert "control is cut off from the engines: that this one does not answer it says nothing" in lines
             for gate in gates.values():
                 gate.open()
             await until(lambda: told(control, "control_back"), "control is back")

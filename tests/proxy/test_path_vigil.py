@@ -91,6 +91,46 @@ async def test_an_engine_that_gives_something_to_another_leg_is_not_suspected() 
 
 
 @pytest.mark.rule("F10")
+@on_uvloop
+async def test_an_engine_that_only_accepts_new_streams_gives_nothing() -> None:
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+        if b"first" in asked.body:
+            asked.send(chunk(token()))
+
+    async with before(script, chosen=QUICK) as (path, _, d):
+        requests = [asyncio.create_task(path.post(stream=True, prompt="first"))]
+        await until(lambda: len(d.asked) == 1)
+        for _ in range(15):
+            requests.append(asyncio.create_task(path.post(stream=True)))
+            await asyncio.sleep(0.1)
+        assert path.reporter.outcomes.count(Outcome.STALLED) == 1
+        for request in requests:
+            request.cancel()
+
+
+@pytest.mark.rule("F10")
+@on_uvloop
+async def test_answers_that_are_quicker_than_the_watchdog_looks_are_progress() -> None:
+    async def script(asked: Asked) -> None:
+        if b"hangs" not in asked.body:
+            await prefills(asked)
+
+    async def decodes(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    async with before(decodes, script, QUICK) as (path, p, _):
+        silent = asyncio.create_task(path.post(prompt="hangs"))
+        await until(lambda: len(p.asked) == 1)
+        for _ in range(15):
+            assert (await path.post()).status == 200
+            await asyncio.sleep(0.1)
+        assert Outcome.STALLED not in path.reporter.outcomes
+        await until(lambda: Outcome.STALLED in path.reporter.outcomes, "once nothing comes any more", 3.0)
+        silent.cancel()
+
+
+@pytest.mark.rule("F10")
 @pytest.mark.parametrize("phase", Phase)
 @on_uvloop
 async def test_a_leg_without_a_stream_has_a_limit_of_its_own(phase: Phase) -> None:

@@ -34,4 +34,12 @@ STORIES = {
         "The first failure ended the gates of all of them, the second looked for one of these and raised; control "
         "counted a stage error and the return was never told to have failed (spec R6).",
     ),
+    "asked-in-the-dark": Story(
+        seed=2600,
+        rule=Invariant.BLAME,
+        told="Control was cut off from the engines and knew it; an operator asked for a probe meanwhile. Control came "
+        "back, the sweep said so, and a tenth of a second later the probe's connection timed out: it had been asked "
+        "in the dark and was believed in the light, and a healthy engine was ejected (spec L4). Silence now counts "
+        "only for what was asked since control is back.",
+    ),
 }

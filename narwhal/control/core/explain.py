@@ -26,9 +26,11 @@ def span(age_s: float) -> str:
     return f"{age_s:.1f} s" if age_s < 120 else f"{age_s / 60:.0f} min"
 
 
-def explain(view: EngineView, history: Iterable[tuple[float, str]], *, closed: str, now: float) -> Explanation:
+def explain(
+    view: EngineView, history: Iterable[tuple[float, str]], *, closed: str, cut_off: bool, now: float
+) -> Explanation:
     """The explanation, most important line first. `closed`: why nobody is admitted at all, empty when admission is
-    open; `history`: (instant, words), oldest first."""
+    open; `cut_off`: control does not reach the engines; `history`: (instant, words), oldest first."""
     told = tuple(Told(age_s=now - at, message=message) for at, message in list(history)[-HISTORY_SHOWN:][::-1])
     lines = (
         *_eligibility(view, closed),
@@ -36,7 +38,7 @@ def explain(view: EngineView, history: Iterable[tuple[float, str]], *, closed: s
         *_drained(view),
         *_found_out(view),
         *_evidence(view),
-        *_health(view),
+        *_health(view, cut_off),
         *_checks(view),
         *(f"{ago(entry.age_s)}: {entry.message}" for entry in told),
     )
@@ -107,7 +109,9 @@ def _evidence(view: EngineView) -> Iterator[str]:
         yield "evidence: none now"
 
 
-def _health(view: EngineView) -> Iterator[str]:
+def _health(view: EngineView, cut_off: bool) -> Iterator[str]:
+    if cut_off:
+        yield "control is cut off from the engines: that this one does not answer it says nothing"
     if view.health:
         seen = "; ".join(f"{h.detail} after {h.latency_s * 1000:.0f} ms, {ago(h.age_s)}" for h in view.health)
         yield f"health, newest first: {seen}"

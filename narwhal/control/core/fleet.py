@@ -49,7 +49,7 @@ from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
 from narwhal.control.core.invariants import check
-from narwhal.control.core.liveness import SILENCE, Liveness, note_health, own_silence
+from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
 from narwhal.control.core.picture import Picture
@@ -226,7 +226,7 @@ class Fleet:
 
     def _probe_answered(self, engine: Engine, event: HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
         """The open probe of a suspicion came back."""
-        believed = own_silence(event) if self._liveness.cut_off else event
+        believed = self._liveness.believed(event)
         if isinstance(believed, HealthAnswered):
             return [
                 *note_health(engine, believed, now=now),
@@ -426,4 +426,5 @@ class Fleet:
         """
         if engine not in self._engines:
             raise CommandRefusedError(Refusal.NOT_FOUND, f"no engine {engine} in this fleet")
-        return self._picture.explain(engine, self._history.get(engine, ()), stored=stored, now=now)
+        history, cut_off = self._history.get(engine, ()), self._liveness.cut_off
+        return self._picture.explain(engine, history, cut_off=cut_off, stored=stored, now=now)

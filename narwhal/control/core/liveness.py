@@ -54,6 +54,7 @@ class Liveness:
         self._sweep: Sweep | None = None
         self._heard: set[str] = set()  # engines that proxies had successes from since the last sweep began
         self.cut_off = False  # as the last sweep says; until the next, silence is control's own (spec L4)
+        self._dark: dict[str, int] = {}  # by engine, the last probe that was asked for while control was cut off
 
     @property
     def _period_s(self) -> float:
@@ -159,8 +160,15 @@ class Liveness:
             message += f"from {len(excused)} of these; the sweep says nothing about them"
             return [Record(kind=EventKind.CONTROL_CUT_OFF, message=message)]
         if before and not self.cut_off:
+            # What was asked in the dark may be answered in the light.
+            self._dark = {engine.id: engine.numbers for engine in self._engines.values()}
             return [Record(kind=EventKind.CONTROL_BACK, message="control is no longer cut off from the engines")]
         return []
+
+    def believed(self, event: HealthAnswered | InferenceAnswered) -> HealthAnswered | InferenceAnswered:
+        """A probe's answer; without its silence when control was cut off at any time since it was asked for."""
+        in_the_dark = self.cut_off or event.number <= self._dark.get(event.engine, -1)
+        return own_silence(event) if in_the_dark else event
 
     def _in_service(self, engine_id: str) -> bool:
         engine = self._engines.get(engine_id)
@@ -168,6 +176,7 @@ class Liveness:
 
     def forget(self, engine: str) -> None:
         """The engine is out, or gone: the open sweep does not wait for it."""
+        self._dark.pop(engine, None)
         self._heard.discard(engine)
         if self._sweep is not None:
             self._sweep.heard.discard(engine)

@@ -100,12 +100,18 @@ class Picture:
         return outside(self.candidates(now), unstored({e.id: e.incarnation for e in self._engines.values()}, stored))
 
     def explain(
-        self, engine: str, history: Iterable[tuple[float, str]], *, stored: Mapping[str, int] | None, now: float
+        self,
+        engine: str,
+        history: Iterable[tuple[float, str]],
+        *,
+        cut_off: bool,
+        stored: Mapping[str, int] | None,
+        now: float,
     ) -> Explanation:
-        """Why the engine is, or is not, eligible."""
+        """Why the engine is, or is not, eligible. `cut_off`: control is, from the engines (spec L4)."""
         phases = cover(self._publishable(stored, now))[engine]
         view = self._engine_view(self._engines[engine], phases, self._proxies.resident(), now)
-        return explain(view, history, closed=self.closed(), now=now)
+        return explain(view, history, closed=self.closed(), cut_off=cut_off, now=now)
 
     def _engine_view(
         self, engine: Engine, phases: frozenset[Phase], inflight: Mapping[str, int], now: float
