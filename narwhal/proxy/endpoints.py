@@ -24,6 +24,7 @@ from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.relay import FleetLoad, Relay, Shared
 from narwhal.proxy.seams import Feed, Inflight, Reporter
 from narwhal.proxy.server import ClientServer
+from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.vigil import Vigil
 from narwhal.proxy.witness import Witness
 from narwhal.vocabulary import NotReady, Phase, RequestResult
@@ -94,6 +95,7 @@ class DataPath:
         draws = draws if draws is not None else random.Random()
         witness = Witness(reporter, self.metrics, clock)
         self.vigil = Vigil(lambda: feed.settings, lambda: feed.placement, self.legs.heard_at, witness)
+        self._sidestep = Sidestep(feed, self.legs, clock)
         self._shared = Shared(
             feed=feed,
             inflight=self.inflight,
@@ -101,6 +103,7 @@ class DataPath:
             connector=connector,
             witness=witness,
             vigil=self.vigil,
+            sidestep=self._sidestep,
             metrics=self.metrics,
             clock=clock,
             draws=draws,
@@ -149,6 +152,7 @@ class DataPath:
                     client.cancel()
             await self._idle.wait()  # nothing that was cut waits for anything
         await self.handler.close(max(grace_s, WATCH_EVERY_S))
+        self._sidestep.close()
         self.legs.close()
 
     def not_ready(self) -> str:
@@ -394,12 +398,13 @@ class DataPath:
         self._wake(self.admission.close())
 
     def _tick(self, now: float) -> bool:
-        """Part of the watchdog's round: legs that give nothing, and who has waited too long, or for an admission that
-        has closed."""
+        """Part of the watchdog's round: legs that give nothing, engines that took no connection, and who has waited too
+        long, or for an admission that has closed."""
         self.vigil.look(now)
+        avoiding = self._sidestep.look(now)
         if self.admission.waiting:
             if self.not_ready():
                 self._send_away()
             else:
                 self._wake(self.admission.expire(now))
-        return self.admission.waiting > 0
+        return avoiding or self.admission.waiting > 0

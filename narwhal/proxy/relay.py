@@ -27,6 +27,7 @@ from narwhal.proxy.legs import Legs
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.seams import Feed, Inflight
+from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.stream import StreamRelay
 from narwhal.proxy.vigil import Vigil, Watched
 from narwhal.proxy.witness import Leg, Witness
@@ -70,6 +71,7 @@ class Shared:
     connector: Connector
     witness: Witness
     vigil: Vigil
+    sidestep: Sidestep
     metrics: Metrics
     clock: Clock
     draws: random.Random
@@ -207,9 +209,10 @@ class Relay:
             return Fault.NO_ENGINES
         now = self._shared.clock.monotonic()
         draw = self._shared.draws.random
-        busy = self._shared.vigil.avoided(now)
+        busy = self._shared.vigil.avoided(now) | self._shared.sidestep.avoided
         if busy:
-            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy than one that failed.
+            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy, or took no connection a
+            # while ago, than one that failed in this request.
             able = {entry.id for entry in placement.candidates(step.phase, now=now)}
             avoid = step.avoid | busy if able - step.avoid - busy else step.avoid
         else:
@@ -332,7 +335,10 @@ class Relay:
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """The same on a new connection."""
         connection = await self._shared.legs.connect(leg.entry.url, self._due)
-        return connection if isinstance(connection, LegEnd) else await self._send(connection, leg, step, body)
+        if isinstance(connection, LegEnd):
+            self._shared.sidestep.failed(leg.entry, connection)
+            return connection
+        return await self._send(connection, leg, step, body)
 
     def _send(self, connection: EngineConnection, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
         """Write the request; the result comes later."""

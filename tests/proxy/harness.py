@@ -65,6 +65,7 @@ class FixedFeed:
     settings: ProxySettings
     load: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+    controlled: bool = True
 
     def not_ready(self) -> str:
         return self.reason
