@@ -191,14 +191,17 @@ class Relay:
     # --- told by the stream ---
 
     def first_token(self) -> None:
-        """Output begins: from now on silence is what ends the leg, and the first transfer of a pair has been seen."""
+        """From now on silence is what ends the leg, and the first transfer of a pair has been seen."""
         self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
-        self._client.status = _OK
-        self._shared.metrics.ttft_seconds.observe(now - self._client.arrived_at)
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)
+
+    def output(self) -> None:
+        """The client gets its first bytes: nothing is tried again any more."""
+        self._client.status = _OK
+        self._shared.metrics.ttft_seconds.observe(self._shared.clock.monotonic() - self._client.arrived_at)
 
     # --- legs ---
 
@@ -390,7 +393,7 @@ class Relay:
     def _failed(self, leg: Leg, end: LegEnd) -> Step:
         """A leg failed: ask the machine what follows, and tell."""
         shared, attempt = self._shared, self._attempt
-        number, output = attempt.number, self._stream is not None and self._stream.started
+        number, output = attempt.number, self._stream is not None and self._stream.output
         now = shared.clock.monotonic()
         step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, draw=shared.draws.random())
         if end.idle_closed and isinstance(step, StartLeg):
@@ -426,7 +429,7 @@ class Relay:
         if isinstance(step, Fail):
             self.fault = Fault.CLOSED if self._cut else step.fault
             told = self._told(step)
-            if stream is None or not stream.started:
+            if stream is None or not stream.output:
                 client.refuse(told)
             else:
                 self.stream_failed = True

@@ -1,19 +1,21 @@
 """A decode stream on its way to the client: an engine's bytes in, the same bytes out, watched for how they end.
 
-Decides: when output begins (at the first token, never before), and how a stream has ended. Holds back an event until it
-is whole, nothing longer. It cannot see: engines, retries, reports.
+Decides: when output begins, and how a stream has ended. Output begins with the first token, never before; a chat's first
+event that only names the role waits for the next one, since engines send it before they know whether the KV arrives, and
+until then the request may be tried again (spec V4). Other events are held back until they are whole, nothing longer. It
+cannot see: engines, retries, reports.
 """
 
 import asyncio
 from typing import Protocol
 
 from narwhal.connectors.said import said
-from narwhal.connectors.sse import ERROR_KEY, GIVEN_UP, Event, classify, find_end
+from narwhal.connectors.sse import ERROR_KEY, GIVEN_UP, Event, classify, find_end, opens_only
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.outcome import OUTCOMES, LegKind, Seen
 from narwhal.vocabulary import Outcome
 
-MAX_EVENT_BYTES = 4_194_304  # one event, or all that comes before the first token
+MAX_EVENT_BYTES = 4_194_304  # one event, or all that comes before output begins
 
 _FAST_START = b"data: {"
 _END = b"\n\n"
@@ -72,14 +74,18 @@ class Source(Protocol):
 
 
 class Listener(Protocol):
-    """Hears of the first token before its bytes are written."""
+    """Hears of what begins before its bytes are written."""
 
     def first_token(self) -> None:
-        """Output begins."""
+        """The first token has come."""
+
+    def output(self) -> None:
+        """The client gets its first bytes."""
 
 
 class StreamRelay:
-    """One client's stream. A fresh one for each decode leg; `started` says whether output has begun."""
+    """One client's stream. A fresh one for each decode leg; `started` says whether the first token has come, `output`
+    whether the client has got bytes of it."""
 
     __slots__ = (
         "_chunked",
@@ -94,6 +100,7 @@ class StreamRelay:
         "ended",
         "error_passed",
         "events",
+        "output",
         "started",
     )
 
@@ -107,11 +114,12 @@ class StreamRelay:
         self._transport = transport
         self._head = head
         self._chunked = chunked
-        self._held = b""  # whole events before the first token
+        self._held = b""  # whole events before output begins
         self._tail = b""  # the beginning of an event
         self._scanned = 0  # bytes of it that are known to hold no end
         self._fast = False
         self.started = False
+        self.output = False
         self.ended = False
         self.error_passed = False
         self.events = 0
@@ -159,7 +167,7 @@ class StreamRelay:
         """The engine has ended its answer."""
         if self.ended:
             return
-        if self._tail and classify(self._tail, token_seen=self.started) is Event.MARKER:
+        if self._tail and classify(self._tail, token_seen=self.output) is Event.MARKER:
             self._scan(self._tail + _END)  # the marker without its blank line, which nothing can follow any more
             if self.ended:
                 return
@@ -172,7 +180,7 @@ class StreamRelay:
         at = 0
         while (end := find_end(buffer, at, self._scanned)) >= 0:
             self._scanned = 0
-            event = classify(buffer[at:end], token_seen=self.started)
+            event = classify(buffer[at:end], token_seen=self.output)
             if event is Event.BROKEN:
                 self._pass_on(buffer[:at])
                 self._end(Outcome.STREAM_MALFORMED, "not an event", abort=True)
@@ -183,19 +191,21 @@ class StreamRelay:
             if event is Event.TOKEN and not self.started:
                 self.started = True
                 self._listener.first_token()
+            if event is Event.TOKEN and not self.output and not opens_only(buffer[at:end]):
+                self._begin_output()
             self.events += self.started
             at = end
         self._pass_on(buffer[:at])
         self._tail = buffer[at:]
         self._scanned = len(self._tail)
-        self._fast = self._chunked and self.started and not self._tail
+        self._fast = self._chunked and self.output and not self._tail
         if len(self._tail) + len(self._held) > MAX_EVENT_BYTES:
             self._end(Outcome.STREAM_MALFORMED, f"more than {MAX_EVENT_BYTES} bytes without an end", abort=True)
 
     def _last(self, event: Event, data: bytes, start: int) -> None:
         """The event that decides the stream, which begins at `start` and ends with `data`."""
         if event is Event.ERROR:
-            if self.started:
+            if self.output:
                 self.error_passed = True
                 self._pass_on(data)
             self._end(Outcome.ERROR_EVENT, f"an error event: {said(data[start:])}", abort=True)
@@ -205,6 +215,8 @@ class StreamRelay:
         elif not self.started:
             self._end(Outcome.MARKER_WITHOUT_TOKEN, "its terminal marker came before any token", abort=True)
         else:
+            if not self.output:
+                self._begin_output()
             self._write(data, last=True)
             self._end(Outcome.STREAM_COMPLETE, "", abort=False)
 
@@ -222,9 +234,13 @@ class StreamRelay:
         self._fast = False
         self._write(b"" if self.error_passed else event, last=True)
 
+    def _begin_output(self) -> None:
+        self.output = True
+        self._listener.output()
+
     def _pass_on(self, data: bytes) -> None:
-        """Whole events: on to the client, or held until the first token has come."""
-        if self.started:
+        """Whole events: on to the client, or held until output begins."""
+        if self.output:
             self._write(data)
         else:
             self._held += data
