@@ -1,9 +1,9 @@
 """A decode stream on its way to the client: an engine's bytes in, the same bytes out, watched for how they end.
 
-Decides: when output begins, and how a stream has ended. Output begins with the first token, never before; a chat's first
-event that only names the role waits for the next one, since engines send it before they know whether the KV arrives, and
-until then the request may be tried again (spec V4). Other events are held back until they are whole, nothing longer. It
-cannot see: engines, retries, reports.
+Decides: when output begins, and how a stream has ended. Output begins with the first token, never before; a chat's
+first event that only names the role waits for the next one, since engines send it before they know whether the KV
+arrives, and until then the request may be tried again (spec V4). Other events are held back until they are whole,
+nothing longer. It cannot see: engines, retries, reports.
 """
 
 import asyncio

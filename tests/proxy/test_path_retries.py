@@ -182,7 +182,8 @@ async def test_engines_that_failed_in_this_request_are_avoided_while_another_can
     async def fails(asked: Asked) -> None:
         asked.send(answer(b"{}", "503 Busy"))
 
-    chosen = settings(serving={"max_attempts": 3, "retry_base_s": 0.001, "retry_cap_s": 0.01})
+    serving = {"max_attempts": 3, "retry_base_s": 0.001, "retry_cap_s": 0.01, "retry_budget": 100}
+    chosen = settings(serving=serving)
     async with AsyncExitStack() as stack:
         names = ("p1", "p2", "d1", "d2")
         scripts = (prefills, prefills, fails, answers)
