@@ -386,6 +386,17 @@ def test_each_step_of_the_ramp_wakes_the_loop_once() -> None:
     assert rig.engine("d").weight == 1.0
 
 
+@pytest.mark.rule("R10", "P1")
+def test_engines_that_return_one_after_the_other_rise_together() -> None:
+    """Each step is a placement version to every proxy: 300 engines would make 90 of them a second."""
+    instants = {at for back in range(300) for at, _ in ramp_from(1000.0 + back * 0.013, 30.0)}
+    assert len(instants) <= 2 * (30 + 4 + 1)
+    for start in (1000.0, 1000.2, 1234.567):
+        steps = ramp_from(start, 30.0)
+        assert steps[-1][1] == 1.0
+        assert start + 30.0 <= steps[-1][0] <= start + 30.5
+
+
 def test_no_ramp_when_it_is_off() -> None:
     assert ramp_from(0.0, 0.0) == ()
     rig = Rig(prefill("p"), decode("d"), ramp_s=0.0)

@@ -1,5 +1,6 @@
 """The gate's transfers: with whom, both directions, one retry, who is to blame, cohorts (spec R2, B1, B3)."""
 
+import time
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -356,3 +357,36 @@ def test_engines_that_leave_the_fleet_or_are_ejected_under_a_trial_are_tried_no_
     assert [pair[0] for pair in seen] == [e.id for e in rest if e.role.value == "prefill"]
     assert rig.holds("d1") == set()
     assert EventKind.ENGINE_READMITTED in rig.kinds()
+
+
+# --- many engines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("R2")
+def test_a_fleet_of_many_that_starts_takes_no_longer_for_each_transfer() -> None:
+    """Every pair is tried once, and nothing is gone through for each of them."""
+    engines = [prefill(f"p{n}") if n % 2 else decode(f"d{n}") for n in range(120)]
+    rig = Rig(*engines, joined=False)
+    began = time.process_time()
+    seen = answer_all(rig, rig.send(Woke()))
+    took_s = time.process_time() - began
+    # 60 prefill engines to 60 decode engines, and among themselves in both directions.
+    assert len(seen) == len(set(seen)) == 60 * 60 + 2 * 60 * 59
+    assert all(rig.holds(engine.id) == set() for engine in engines)
+    assert took_s < 15, "it took 44 s when every answer went through all pairs, and takes one"
+
+
+@pytest.mark.rule("R2")
+def test_of_many_peers_a_few_are_named() -> None:
+    rig = Rig(*(prefill(f"p{n}", pinned=True) for n in range(12)), decode("d", pinned=True), liveness_every=0)
+    out(rig, "d")
+    tried(rig, "d")
+    assert transfer_check(rig, "d")[1] == "it read handoffs of p0, p1, p2, p3, p4, p5, p6, p7 and 4 more"
+    out(rig, "d")
+    rig.now += 1000  # no relapse, no longer wait
+    tried(rig, "d", ends=lambda _: REFUSED_BY_PEER)
+    verdict, words = transfer_check(rig, "d")
+    assert verdict is Verdict.FAIL
+    assert "p7→d: " in words
+    assert "p8" not in words
+    assert words.count("and 4 more") == 2

@@ -40,7 +40,7 @@ from narwhal.control.core.invariants import InvariantBrokenError
 from narwhal.control.core.publication import publishable
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Hold, Outcome, Phase, Stage, Verdict
-from tests.core.rig import NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
+from tests.core.rig import EDGE, NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
 
 PROXIES = [ProxyKey(id=name, slot=0, boot=1) for name in ("a", "b", "c")]
 ENGINES = (prefill("p1"), prefill("p2", pinned=True), decode("d1"), decode("d2", pinned=True), decode("d3"))
@@ -242,3 +242,16 @@ def test_a_state_that_no_history_leads_to_raises_at_the_next_step() -> None:
         engine.holds[spoil] = Held(kind=spoil, reason="", since=0.0)
         with pytest.raises(InvariantBrokenError):
             rig.send(Woke())
+
+
+def test_a_step_looks_at_the_engines_it_is_about_and_a_stage_at_all() -> None:
+    """Reports and acknowledgements come by the hundred a second: none of them may cost more in a large fleet."""
+    rig = Rig(prefill("p"), decode("d"))
+    rig.fleet._engines["d"].holds[Hold.VERIFICATION] = Held(kind=Hold.VERIFICATION, reason="", since=0.0)
+    rig.report("p", Outcome.HANDOFF)
+    rig.send(ProxyAcked(proxy=EDGE, epoch=1, version=1, resident={"d": 1}))
+    with pytest.raises(InvariantBrokenError):
+        rig.report("d", Outcome.STREAM_COMPLETE)
+    for stage in Stage:
+        with pytest.raises(InvariantBrokenError):
+            rig.tick(stage)

@@ -7,6 +7,7 @@ a transition is made. A transition that is not in the table raises and changes n
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
 from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.events import CheckResult, ProcessIdentity
@@ -47,7 +48,9 @@ SHUT = frozenset({Hold.DRAIN, Hold.MAINTENANCE})
 ENDED_BY_MOVE = frozenset({Hold.VERIFICATION})
 
 RAMP_START = 0.1
-RAMP_STEPS = 9  # from a tenth to one (spec R10), in tenths: each step is one placement version
+RAMP_STEPS = 9  # from a tenth to one (spec R10), in tenths
+# Each step is a placement version, and goes to every proxy: engines that came back one after the other rise together.
+RAMP_GRID_S = 0.5
 
 
 class IllegalTransitionError(Exception):
@@ -288,4 +291,6 @@ def ramp_from(start: float, ramp_s: float) -> tuple[tuple[float, float], ...]:
     """The instants at which the weight of an engine admitted at `start` rises, and to what."""
     if ramp_s <= 0:
         return ()
-    return tuple((start + ramp_s * step / RAMP_STEPS, (step + 1) / 10) for step in range(1, RAMP_STEPS + 1))
+    steps = range(1, RAMP_STEPS + 1)
+    instants = (ceil((start + ramp_s * step / RAMP_STEPS) / RAMP_GRID_S) * RAMP_GRID_S for step in steps)
+    return tuple((at, (step + 1) / 10) for at, step in zip(instants, steps, strict=True))

@@ -9,7 +9,7 @@ stored. An exception from `handle` or `tick` other than `CommandRefusedError` is
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.commands import Commands
@@ -48,7 +48,7 @@ from narwhal.control.core.evidence import CLASS_OF, Seen
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
-from narwhal.control.core.invariants import check
+from narwhal.control.core.invariants import check, check_some, concerned
 from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
@@ -148,7 +148,7 @@ class Fleet:
         """
         effects = self._expire(now)
         effects += self._carry(self._decide(event, now), now)
-        return self._settle(effects, now)
+        return self._settle(effects, now, about=concerned(event))
 
     def tick(self, stage: Stage, *, now: float) -> tuple[Effect, ...]:
         """The core's share of one stage of a monitor pass."""
@@ -363,14 +363,19 @@ class Fleet:
             for held in engine.expire(now=now)
         ]
 
-    def _settle(self, effects: list[Effect], now: float) -> tuple[Effect, ...]:
-        """Tell what has changed in sum; keep the history; check that the state is one that may be."""
+    def _settle(self, effects: list[Effect], now: float, *, about: Iterable[str] | None = None) -> tuple[Effect, ...]:
+        """Tell what has changed in sum; keep the history; check that the state is one that may be: of the engines that
+        the step was about, or that it has effects on; of all of them without `about`."""
         effects += self._summary.told(now=now)
         for effect in effects:
             if isinstance(effect, Record) and effect.engine in self._engines:
                 kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
                 kept.append((now, effect.message))
-        check(self._engines, self._readmission.gates, self._suspicions.known)
+        if about is None:
+            check(self._engines, self._readmission.gates, self._suspicions.known)
+        else:
+            names = {*about, *(effect.engine for effect in effects)} & self._engines.keys()
+            check_some(map(self._engines.__getitem__, names), self._readmission.gates, self._suspicions.known)
         return tuple(effects)
 
     # --- what is to be stored -----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Rounds:
 
     def alone(self, engine: Engine, *, now: float) -> bool:
         """Whether a phase that it may run has no eligible peer whose own transfers have worked."""
-        return any(not self._peers(engine, phase, now=now) for phase in Phase if engine.able(phase))
+        return not all(_partners(engine, self._firm(now)).values())
 
     # --- trials -------------------------------------------------------------------------------------------------------
 
@@ -76,13 +76,14 @@ class Rounds:
 
     def _begin(self, arriving: Callable[[str], bool], *, now: float) -> None:
         lacking = []
+        firm = self._firm(now) if self._waiting else []
         for name in list(self._waiting):
             engine = self._engines[name]
-            if self.alone(engine, now=now):
+            partners = _partners(engine, firm)
+            if not all(partners.values()):
                 lacking.append(engine)
                 continue
             del self._waiting[name]
-            partners = {p: self._peers(engine, p, now=now) for p in Phase if engine.able(p)}
             self._trials.append(Trial([Candidate(id=name, partners=partners)], proven=_all(partners)))
         if not lacking:
             self._awaited = None
@@ -94,27 +95,24 @@ class Rounds:
         self._awaited = {e for e in self._awaited if e in self._engines and arriving(e)}
         if not self._awaited:
             self._awaited = None
-            self._together(lacking, now=now)
+            self._together(lacking, firm, now=now)
 
-    def _together(self, lacking: Sequence[Engine], *, now: float) -> None:
+    def _together(self, lacking: Sequence[Engine], firm: Sequence[Engine], *, now: float) -> None:
         """One trial of all that lack a peer, with each other and with whom nobody could test yet."""
         unproven = [e for e in self._engines.values() if e.candidate(now=now).free and not _proven(e)]
         candidates, proven = [], set()
         for engine in lacking:
             del self._waiting[engine.id]
-            partners = {}
-            for phase in Phase:
-                if engine.able(phase):
-                    firm = self._peers(engine, phase, now=now)
-                    proven.update(firm)
-                    partners[phase] = firm or _able(engine, phase.other, [*lacking, *unproven])
+            partners = _partners(engine, firm)
+            proven.update(_all(partners))
+            others = _partners(engine, [*lacking, *unproven])
+            partners = {phase: partners[phase] or others[phase] for phase in partners}
             candidates.append(Candidate(id=engine.id, partners=partners))
         self._trials.append(Trial(candidates, proven=proven))
 
-    def _peers(self, engine: Engine, phase: Phase, *, now: float) -> list[str]:
-        """Eligible engines whose own transfers have worked, to run the other phase than `phase` with."""
-        eligible = [e for e in self._engines.values() if e.candidate(now=now).free and _proven(e)]
-        return _able(engine, phase.other, eligible)
+    def _firm(self, now: float) -> list[Engine]:
+        """Eligible engines whose own transfers have worked."""
+        return [e for e in self._engines.values() if e.candidate(now=now).free and _proven(e)]
 
     def _ask(self, trial: Trial, link: Link, *, now: float) -> RunTransfer:
         account = self._engines[trial.owner(link)]
@@ -160,6 +158,11 @@ class Rounds:
 
 def _ends(link: Link) -> tuple[str, str]:
     return link.producer, link.consumer
+
+
+def _partners(engine: Engine, among: Sequence[Engine]) -> dict[Phase, list[str]]:
+    """For each phase that it may run, those to run the other one with."""
+    return {phase: _able(engine, phase.other, among) for phase in Phase if engine.able(phase)}
 
 
 def _all(partners: Mapping[Phase, Sequence[str]]) -> set[str]:
