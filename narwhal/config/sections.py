@@ -229,6 +229,11 @@ class ServingConfig(Section):
         default=600.0,
         description="Deadline of a request with its queueing and retries, seconds.",
     )
+    client_timeout_s: Positive = Field(
+        default=60.0,
+        description="Longest that a client may take for a request's head, pause in its body, or not read its answer, "
+        "seconds.",
+    )
     prefill_timeout_s: Positive = Field(
         default=120.0,
         description="Longest time that a prefill leg may take, seconds.",

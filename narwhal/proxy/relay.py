@@ -27,6 +27,7 @@ from narwhal.proxy.legs import Legs
 from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.seams import Feed, Inflight
+from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.stream import StreamRelay
 from narwhal.proxy.vigil import Vigil, Watched
 from narwhal.proxy.witness import Leg, Witness
@@ -70,6 +71,7 @@ class Shared:
     connector: Connector
     witness: Witness
     vigil: Vigil
+    sidestep: Sidestep
     metrics: Metrics
     clock: Clock
     draws: random.Random
@@ -82,7 +84,6 @@ class Relay:
 
     __slots__ = (
         "_answer",
-        "_arrived_at",
         "_attempt",
         "_client",
         "_connection",
@@ -103,18 +104,16 @@ class Relay:
         "stream_failed",
     )
 
-    def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
-        """`due`: the request's deadline. Both instants are monotonic seconds."""
+    def __init__(self, shared: Shared, client: Client, request: ClientRequest) -> None:
         settings = shared.feed.settings
         self._shared = shared
         self._client = client
         self._request = request
-        self._due = due
-        self._arrived_at = arrived_at
+        self._due = client.due
         self._settings: ProxySettings = settings
         serving = settings.serving
         policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
-        self._attempt = Attempt(policy, shared.budget, due)
+        self._attempt = Attempt(policy, shared.budget, client.due)
         self._connection: EngineConnection | None = None
         self._exchange: asyncio.Future[Result] | None = None  # what runs, or ran, on it for this request
         self._stream: StreamRelay | None = None
@@ -201,14 +200,17 @@ class Relay:
     # --- told by the stream ---
 
     def first_token(self) -> None:
-        """Output begins: from now on silence is what ends the leg, and the first transfer of a pair has been seen."""
+        """From now on silence is what ends the leg, and the first transfer of a pair has been seen."""
         self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
-        self._client.status = _OK
-        self._shared.metrics.ttft_seconds.observe(now - self._arrived_at)
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)
+
+    def output(self) -> None:
+        """The client gets its first bytes: nothing is tried again any more."""
+        self._client.status = _OK
+        self._shared.metrics.ttft_seconds.observe(self._shared.clock.monotonic() - self._client.arrived_at)
 
     # --- legs ---
 
@@ -219,9 +221,10 @@ class Relay:
             return Fault.NO_ENGINES
         now = self._shared.clock.monotonic()
         draw = self._shared.draws.random
-        busy = self._shared.vigil.avoided(now)
+        busy = self._shared.vigil.avoided(now) | self._shared.sidestep.avoided
         if busy:
-            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy than one that failed.
+            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy, or took no connection a
+            # while ago, than one that failed in this request.
             able = {entry.id for entry in placement.candidates(step.phase, now=now)}
             avoid = step.avoid | busy if able - step.avoid - busy else step.avoid
         else:
@@ -251,7 +254,8 @@ class Relay:
             self._producer = entry
             self._unread = entry.id
             shared.inflight.produced(entry.id)
-            return self._attempt.prefilled(entry.id, shared.clock.monotonic())
+            # Counted from before it came: while this process was stopped the engine's lease ran on.
+            return self._attempt.prefilled(entry.id, max(leg.started_at, result.not_before))
         return self._other(leg, result)
 
     async def _decode(self, step: StartLeg) -> Step:
@@ -344,7 +348,10 @@ class Relay:
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """The same on a new connection."""
         connection = await self._shared.legs.connect(leg.entry.url, self._due)
-        return connection if isinstance(connection, LegEnd) else await self._send(connection, leg, step, body)
+        if isinstance(connection, LegEnd):
+            self._shared.sidestep.failed(leg.entry, connection)
+            return connection
+        return await self._send(connection, leg, step, body)
 
     def _send(self, connection: EngineConnection, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
         """Write the request; the result comes later."""
@@ -397,7 +404,7 @@ class Relay:
     def _failed(self, leg: Leg, end: LegEnd) -> Step:
         """A leg failed: ask the machine what follows, and tell."""
         shared, attempt = self._shared, self._attempt
-        number, output = attempt.number, self._stream is not None and self._stream.started
+        number, output = attempt.number, self._stream is not None and self._stream.output
         now = shared.clock.monotonic()
         step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, draw=shared.draws.random())
         if end.idle_closed and isinstance(step, StartLeg):
@@ -433,7 +440,7 @@ class Relay:
         if isinstance(step, Fail):
             self.fault = Fault.CLOSED if self._cut else step.fault
             told = self._told(step)
-            if stream is None or not stream.started:
+            if stream is None or not stream.output:
                 client.refuse(told)
             else:
                 self.stream_failed = True

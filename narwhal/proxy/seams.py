@@ -28,6 +28,10 @@ class Feed(Protocol):
     def load(self) -> Mapping[str, int]:
         """Legs in flight per engine on all *other* proxies, as last heard."""
 
+    @property
+    def controlled(self) -> bool:
+        """Whether control is there, and judges what is reported to it."""
+
     def not_ready(self) -> str:
         """Why nothing may be admitted now, in the words of `NotReady`; empty when admission is open and fresh."""
 

@@ -71,6 +71,11 @@ class PlacementView:
             raise RuntimeError("no settings yet: wait for `configured`")
         return settings
 
+    @property
+    def controlled(self) -> bool:
+        """Whether a control process is followed."""
+        return self.lead is not None
+
     def not_ready(self) -> str:
         """Why nothing may be admitted now (spec M10); empty when admission is open and fresh."""
         if not self.configured.is_set():

@@ -34,6 +34,7 @@ class Feed:
         self.placement: Placement | None = Placement(epoch=1, version=1, engines=engines)
         self.settings = ProxySettings(name="bench", model="bench")
         self.load: Mapping[str, int] = {}
+        self.controlled = True
 
     def not_ready(self) -> str:
         return ""

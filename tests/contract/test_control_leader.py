@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from narwhal.control.leader import ResumeRefusedError, Standing
+from narwhal.control.candidate import ResumeRefusedError
+from narwhal.control.standing import Standing
 from narwhal.control.store.base import Store
 from narwhal.control.store.file import FileStore
 from narwhal.vocabulary import Phase
