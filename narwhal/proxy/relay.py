@@ -7,7 +7,7 @@ from one to the other.
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import structlog
@@ -20,6 +20,7 @@ from narwhal.connectors.sse import answer_given_up
 from narwhal.placement import EngineEntry
 from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
+from narwhal.proxy.choosing import Chooser
 from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Result
 from narwhal.proxy.errors import Reply, reply
@@ -44,23 +45,6 @@ EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 log = structlog.get_logger(__name__)
 
 
-class FleetLoad(Mapping[str, int]):
-    """Legs in flight per engine over all proxies: what the others were last heard to have, and exactly our own."""
-
-    def __init__(self, feed: Feed, inflight: Inflight) -> None:
-        self._feed = feed
-        self._own = inflight.legs
-
-    def __getitem__(self, engine: str) -> int:
-        return self._own.get(engine, 0) + self._feed.load.get(engine, 0)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own.keys() | self._feed.load.keys())
-
-    def __len__(self) -> int:
-        return len(self._own.keys() | self._feed.load.keys())
-
-
 @dataclass(slots=True)
 class Shared:
     """What all requests of one worker have in common."""
@@ -76,7 +60,7 @@ class Shared:
     clock: Clock
     draws: random.Random
     budget: RetryBudget
-    load: FleetLoad
+    chooser: Chooser
 
 
 class Relay:
@@ -98,6 +82,7 @@ class Relay:
         "_settings",
         "_shared",
         "_stream",
+        "_tokens",
         "_unread",
         "_watched",
         "fault",
@@ -125,6 +110,7 @@ class Relay:
         self._first_pull = False
         self._cut = False
         self._watched: Watched | None = None
+        self._tokens = 0  # of the prompt, where an engine's cap asks for them
         self.fault: Fault | None = None
         self.stream_failed = False  # whether output had begun when it failed
 
@@ -214,31 +200,8 @@ class Relay:
 
     # --- legs ---
 
-    def _choose(self, step: StartLeg) -> EngineEntry | Fault:
-        """The engine of the next leg, or why there is none."""
-        placement = self._shared.feed.placement
-        if placement is None:
-            return Fault.NO_ENGINES
-        now = self._shared.clock.monotonic()
-        draw = self._shared.draws.random
-        busy = self._shared.vigil.avoided(now) | self._shared.sidestep.avoided
-        if busy:
-            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy, or took no connection a
-            # while ago, than one that failed in this request.
-            able = {entry.id for entry in placement.candidates(step.phase, now=now)}
-            avoid = step.avoid | busy if able - step.avoid - busy else step.avoid
-        else:
-            avoid = step.avoid
-        chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()), avoid=avoid)
-        if chosen is None and avoid:
-            # Those that it would rather have are at their limit; the ones it avoids are better than none.
-            chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()))
-        if chosen is not None:
-            return chosen
-        return Fault.SATURATED if placement.candidates(step.phase, now=now) else Fault.NO_ENGINES
-
     async def _prefill(self, step: StartLeg) -> Step:
-        entry = self._choose(step)
+        entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
         shared = self._shared
@@ -258,7 +221,7 @@ class Relay:
         return self._other(leg, result)
 
     async def _decode(self, step: StartLeg) -> Step:
-        entry = self._choose(step)
+        entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
         shared, producer, handoff = self._shared, self._producer, self._handoff
@@ -321,7 +284,7 @@ class Relay:
     async def _run(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """Run a leg to its end, with its residency around it."""
         shared, entry = self._shared, leg.entry
-        shared.inflight.begin(entry.id)
+        shared.inflight.begin(entry.id, self._tokens)
         try:
             connection = None if step.fresh else shared.legs.reuse(entry.url)
             result = await (
@@ -342,7 +305,7 @@ class Relay:
             if self._watched is not None:
                 shared.vigil.end(self._watched)
                 self._watched = None
-            shared.inflight.end(entry.id)
+            shared.inflight.end(entry.id, self._tokens)
 
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """The same on a new connection."""
