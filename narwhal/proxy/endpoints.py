@@ -22,9 +22,10 @@ from narwhal.proxy.client import Client, Connection, Letterhead
 from narwhal.proxy.errors import Refusal, Reply, reply
 from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
-from narwhal.proxy.relay import Relay, Shared
+from narwhal.proxy.relay import Relay
 from narwhal.proxy.seams import Feed, Inflight, Reporter
 from narwhal.proxy.server import ClientServer
+from narwhal.proxy.shared import Shared
 from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.vigil import Vigil
 from narwhal.proxy.witness import Witness

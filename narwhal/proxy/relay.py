@@ -5,33 +5,26 @@ from one to the other.
 """
 
 import asyncio
-import random
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass
 
 import structlog
 
-from narwhal.clock import Clock
 from narwhal.config import ProxySettings
-from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
+from narwhal.connectors.base import ClientRequest, Handoff, HandoffUnusable
 from narwhal.connectors.said import said
 from narwhal.connectors.sse import answer_given_up
 from narwhal.placement import EngineEntry
-from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
-from narwhal.proxy.choosing import Chooser
 from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Result
+from narwhal.proxy.counting import count
 from narwhal.proxy.errors import Reply, reply
-from narwhal.proxy.legs import Legs
-from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
-from narwhal.proxy.seams import Feed, Inflight
-from narwhal.proxy.sidestep import Sidestep
+from narwhal.proxy.shared import Shared
 from narwhal.proxy.stream import StreamRelay
-from narwhal.proxy.vigil import Vigil, Watched
-from narwhal.proxy.witness import Leg, Witness
+from narwhal.proxy.vigil import Watched
+from narwhal.proxy.witness import Leg
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
 PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
@@ -43,24 +36,6 @@ _UNAVAILABLE = 503
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all requests of one worker have in common."""
-
-    feed: Feed
-    inflight: Inflight
-    legs: Legs
-    connector: Connector
-    witness: Witness
-    vigil: Vigil
-    sidestep: Sidestep
-    metrics: Metrics
-    clock: Clock
-    draws: random.Random
-    budget: RetryBudget
-    chooser: Chooser
 
 
 class Relay:
@@ -201,6 +176,8 @@ class Relay:
     # --- legs ---
 
     async def _prefill(self, step: StartLeg) -> Step:
+        if not self._tokens and self._shared.chooser.counts_tokens():
+            step = await self._count(step)
         entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
@@ -219,6 +196,25 @@ class Relay:
             shared.inflight.produced(entry.id)
             return self._attempt.prefilled(entry.id, shared.clock.monotonic())
         return self._other(leg, result)
+
+    async def _count(self, step: StartLeg) -> StartLeg:
+        """Find out how long the prompt is. An engine that failed to say so is avoided."""
+        shared = self._shared
+        counted = await count(
+            self._request,
+            step,
+            ask=self._settings.engine.tokenize,
+            connector=shared.connector,
+            chooser=shared.chooser,
+            clock=shared.clock,
+            run=self._run,
+        )
+        self._tokens = counted.tokens
+        if counted.failed is None:
+            return step
+        leg, end = counted.failed
+        shared.witness.failed(leg, end, producer=None, request_id=self._client.request_id, attempt=step.attempt)
+        return self._attempt.avoid(step, leg.entry.id)
 
     async def _decode(self, step: StartLeg) -> Step:
         entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
@@ -333,11 +329,16 @@ class Relay:
                 raise asyncio.CancelledError
             stream = StreamRelay(connection, self, transport, client.stream_head(), chunked=client.http11)
             self._stream = stream
+        counts = leg.kind is LegKind.COUNT
         head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
-            shared.legs.head(leg.entry.url, self._request.route, self._settings.engine.api_key),
+            shared.legs.head(
+                leg.entry.url,
+                shared.connector.count_path if counts else self._request.route,
+                self._settings.engine.api_key,
+            ),
             client.id_line,
             step.attempt,
-            PHASE_NAMES[leg.phase],
+            b"count" if counts else PHASE_NAMES[leg.phase],
             client.trace_line,
             len(body),
         )
@@ -354,6 +355,8 @@ class Relay:
 
     def _limits(self, kind: LegKind) -> tuple[float, float]:
         """(seconds that the engine gets, seconds that it gets anew after every byte or 0)."""
+        if kind is LegKind.COUNT:
+            return self._settings.engine.tokenize_timeout_s, 0.0
         if kind is LegKind.PREFILL:
             return self._settings.serving.prefill_timeout_s, 0.0
         engine = self._settings.engine
