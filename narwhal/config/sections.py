@@ -311,7 +311,8 @@ class EngineSettings(Section):
     )
     tokenize: bool = Field(
         default=False,
-        description="Ask an engine for exact prompt token counts before choosing engines.",
+        description="Ask a prefill engine how many tokens a prompt has, where some `max_inflight_tokens` asks for it; "
+        "otherwise that is estimated from its bytes.",
     )
     tokenize_timeout_s: Positive = Field(
         default=2.0,

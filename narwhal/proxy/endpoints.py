@@ -17,13 +17,15 @@ from narwhal.config import ServingConfig
 from narwhal.connectors.base import BadRequest, ClientRequest, Connector, Route
 from narwhal.proxy.admission import Admission, RetryBudget, Ticket, Waiting
 from narwhal.proxy.attempt import Fault
+from narwhal.proxy.choosing import Chooser
 from narwhal.proxy.client import Client, Connection, Letterhead
 from narwhal.proxy.errors import Refusal, Reply, reply
 from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
-from narwhal.proxy.relay import FleetLoad, Relay, Shared
+from narwhal.proxy.relay import Relay
 from narwhal.proxy.seams import Feed, Inflight, Reporter
 from narwhal.proxy.server import ClientServer
+from narwhal.proxy.shared import Shared
 from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.vigil import Vigil
 from narwhal.proxy.witness import Witness
@@ -108,7 +110,7 @@ class DataPath:
             clock=clock,
             draws=draws,
             budget=RetryBudget(feed.settings.serving.retry_budget),
-            load=FleetLoad(feed, self.inflight),
+            chooser=Chooser(feed, self.inflight, clock, draws, vigil=self.vigil, sidestep=self._sidestep),
         )
         made_ids = map("{}-{:x}".format, itertools.repeat(f"nw-{draws.getrandbits(64):016x}"), itertools.count(1))
         self._letterhead = Letterhead(clock, made_ids)

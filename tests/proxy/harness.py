@@ -19,6 +19,7 @@ from narwhal.config import ProxySettings
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.endpoints import DataPath
+from narwhal.proxy.seams import Picture
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
@@ -63,7 +64,7 @@ class FixedFeed:
 
     placement: Placement | None
     settings: ProxySettings
-    load: dict[str, int] = field(default_factory=dict)
+    picture: Picture = field(default_factory=Picture)
     reason: str = ""
     controlled: bool = True
 

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from narwhal.placement import Placement
+from narwhal.proxy.seams import Picture
 from narwhal.vocabulary import NotReady, Outcome, Phase, RequestResult
 from tests.proxy.harness import (
     DONE,
@@ -241,9 +242,9 @@ async def test_every_engine_at_its_limit_is_saturation() -> None:
                 "d": entry("d", d.url, Phase.DECODE),
             },
         )
-        path.feed.load["p"] = 1
+        path.feed.picture = Picture(legs={"p": 1})
         assert (await path.post(BODY)).status == 200
-        path.feed.load["p"] = 2
+        path.feed.picture = Picture(legs={"p": 2})
         assert (await path.post(BODY)).status == 429
 
 
@@ -271,7 +272,7 @@ async def test_decode_leaves_its_producer_unless_nobody_else_can_take_it() -> No
         # The other is at its limit: the producer itself is better than nothing.
         engines["d"] = entry("d", d.url, Phase.DECODE, phases=phases, max_inflight=1)
         path.feed.placement = Placement(epoch=1, version=3, engines=engines)
-        path.feed.load["d"] = 1
+        path.feed.picture = Picture(legs={"d": 1})
         assert (await path.post(BODY)).status == 200
         assert [seen.engine for seen in path.reporter.legs[-2:]] == ["p", "p"]
 
