@@ -4,11 +4,13 @@ Decides: whether one placement supersedes another, and which engine a leg goes t
 random numbers (draws are arguments) or why an engine is held.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from narwhal.vocabulary import Hold, Phase
+
+HIGHEST_EPOCH = 2**62  # beyond it nothing could ever lead above
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,10 @@ class Placement:
     def _now(self) -> dict[Phase, tuple[EngineEntry, ...]]:
         return {phase: tuple(e for e in self.engines.values() if phase in e.phases) for phase in Phase}
 
+    @cached_property
+    def _spots(self) -> dict[Phase, dict[str, int]]:
+        return {phase: {e.id: spot for spot, e in enumerate(ready)} for phase, ready in self._now.items()}
+
     def candidates(self, phase: Phase, *, now: float) -> tuple[EngineEntry, ...]:
         """Engines that may take a leg of `phase` at `now`, in placement order."""
         ready = self._now[phase]
@@ -96,19 +102,50 @@ class Placement:
         its cap; tell the two apart with `candidates`.
         """
         able = self.candidates(phase, now=now)
+        skip: Sequence[int] = ()
         if avoid:
-            able = tuple(e for e in able if e.id not in avoid) or able
-        free = tuple(e for e in able if not e.max_inflight or load.get(e.id, 0) < e.max_inflight)
-        if not free:
-            return None
-        if len(free) == 1:
-            return free[0]
-        spot, rest = draws[0] * len(free), draws[1] * (len(free) - 1)
-        first, second = int(spot), int(rest)
-        share_a, share_b = spot - first, rest - second
-        if second >= first:
-            second += 1
-        a, b = free[first], free[second]
+            spots = self._spots[phase] if not self._in_quarantine else {e.id: spot for spot, e in enumerate(able)}
+            skip = sorted({spots[e] for e in avoid if e in spots})
+            if len(skip) == len(able):
+                skip = ()
+        a, b, share_a, share_b = _two(able, skip, draws)
+        if a is None or b is None:
+            return a if a is None or not _full(a, load) else None
+        if _full(a, load) or _full(b, load):
+            # Two that are free, by draws as good as the first: what of a draw did not say which engine.
+            free = tuple(e for spot, e in enumerate(able) if spot not in skip and not _full(e, load))
+            a, b, share_a, share_b = _two(free, (), (share_a, share_b))
+            if a is None or b is None:
+                return a
         # Of two equal weights the one with fewer legs wins whatever the draws, since a share is below one leg.
         work_a, work_b = load.get(a.id, 0) + share_a, load.get(b.id, 0) + share_b
         return a if work_a * b.weight <= work_b * a.weight else b
+
+
+def _full(engine: EngineEntry, load: Mapping[str, int]) -> bool:
+    return engine.max_inflight > 0 and load.get(engine.id, 0) >= engine.max_inflight
+
+
+def _two(
+    able: Sequence[EngineEntry], skip: Sequence[int], draws: tuple[float, float]
+) -> tuple[EngineEntry | None, EngineEntry | None, float, float]:
+    """Two of `able` at random but for the spots in `skip` (rising), None for those that there are not; and what is left
+    of the draws, two numbers in [0, 1) again. A fleet of a thousand is not gone through for every leg."""
+    count = len(able) - len(skip)
+    if count < 2:
+        return (able[_spot(0, skip)] if count else None), None, 0.0, 0.0
+    spot, rest = draws[0] * count, draws[1] * (count - 1)
+    first, second = int(spot), int(rest)
+    share_a, share_b = spot - first, rest - second
+    if second >= first:
+        second += 1
+    if skip:
+        first, second = _spot(first, skip), _spot(second, skip)
+    return able[first], able[second], share_a, share_b
+
+
+def _spot(number: int, skip: Sequence[int]) -> int:
+    """The spot of the engine of this number when those in `skip` are not counted."""
+    for skipped in skip:
+        number += skipped <= number
+    return number

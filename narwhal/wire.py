@@ -9,6 +9,11 @@ from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
 from narwhal.vocabulary import Hold, Outcome, Phase
 
+# What no correct peer sends, and no store could keep: sums of these stay within 64 bits for as long as a fleet lives.
+MOST_COUNTED = 2**40  # in one run, or of one kind of request in one report
+LONGEST_NAME = 256  # characters of an id
+LONGEST_TEXT = 1000  # characters of a sentence for operators; what is longer is cut
+
 
 class WireError(ValueError):
     """The peer's message makes no sense."""
@@ -43,6 +48,8 @@ def proxy_from_wire(message: placement_pb2.ProxyIdentity) -> ProxyKey:
     """A proxy's identity."""
     if not message.id or not message.boot:
         raise WireError("a proxy needs an id and a boot")
+    if len(message.id) > LONGEST_NAME:
+        raise WireError(f"a proxy's id has at most {LONGEST_NAME} characters")
     return ProxyKey(id=message.id, slot=message.slot, boot=message.boot)
 
 
@@ -187,10 +194,11 @@ def _run_from_wire(message: outcome_pb2.OutcomeRun) -> Run:
             producer=message.failure.producer_id,
             producer_incarnation=message.failure.producer_incarnation,
             status=message.failure.status,
-            detail=message.failure.detail,
-            request_id=message.failure.request_id,
+            detail=message.failure.detail[:LONGEST_TEXT],
+            request_id=message.failure.request_id[:LONGEST_NAME],
             elapsed_s=message.failure.elapsed_s,
         )
+    _at_most(message.count, "a run")
     try:
         return Run(
             engine=message.engine_id,
@@ -204,6 +212,11 @@ def _run_from_wire(message: outcome_pb2.OutcomeRun) -> Run:
         raise
     except ValueError as error:
         raise WireError(str(error)) from error
+
+
+def _at_most(count: int, what: str) -> None:
+    if count > MOST_COUNTED:
+        raise WireError(f"{what} counts at most {MOST_COUNTED}, got {count}")
 
 
 def counts_to_wire(counts: RequestCounts) -> outcome_pb2.RequestCounts:
@@ -232,6 +245,8 @@ def batch_from_wire(message: outcome_pb2.ReportBatch) -> Batch:
     if not message.sequence:
         raise WireError("a report needs a sequence")
     counts = message.requests
+    for name in ("served", "failed", "rejected", "cancelled", "retried"):
+        _at_most(getattr(counts, name), name)
     return Batch(
         proxy=proxy_from_wire(message.proxy),
         sequence=message.sequence,

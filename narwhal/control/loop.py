@@ -68,7 +68,8 @@ class ControlLoop:
         self._handling = False
         self._settling: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._content: PlacementContent | None = None
+        self._looked_at: tuple[PlacementContent, Mapping[str, int]] | None = None  # decided and stored, the last time
+        self._content: PlacementContent | None = None  # published
         self._version = 0
         self._input_failures: list[StageFailure] = []  # since the last pass
         self._told_failures: frozenset[StageFailure] = frozenset()  # of the last pass
@@ -201,7 +202,7 @@ class ControlLoop:
         if lease is None:
             self.fence("the lease is held by another process")
             return
-        self._content = None
+        self._looked_at = self._content = None
         self._version = 0
         self._settle()
 
@@ -270,8 +271,13 @@ class ControlLoop:
             self._input_failed(Stage.CONTROLLER, error)
 
     def _publish(self) -> None:
-        content = publishable(self._fleet.placement(now=self._clock.monotonic()), self.writer.incarnations)
-        if content is self._content or content == self._content:
+        decided, stored = self._fleet.placement(now=self._clock.monotonic()), self.writer.incarnations
+        known = self._looked_at
+        if known is not None and decided is known[0] and stored is known[1]:
+            return  # as after nearly every report and acknowledgement
+        content = publishable(decided, stored)
+        self._looked_at = decided, stored
+        if content == self._content:
             return
         self._content = content
         self._version += 1

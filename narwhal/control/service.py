@@ -21,8 +21,9 @@ from narwhal.control.leader import Leader
 from narwhal.control.loop import ControlLoop
 from narwhal.control.publisher import SILENCE_S, Publisher, Subscriber, Superseded
 from narwhal.control.writer import Mark, NotLeading
+from narwhal.placement import HIGHEST_EPOCH
 from narwhal.reports import ProxyKey
-from narwhal.wire import WireError, batch_from_wire, proxy_from_wire, residency_from_wire
+from narwhal.wire import LONGEST_NAME, LONGEST_TEXT, WireError, batch_from_wire, proxy_from_wire, residency_from_wire
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 T = TypeVar("T")
@@ -30,7 +31,6 @@ T = TypeVar("T")
 FAREWELL_S = 1.0  # for a last message to a peer that may have stopped reading
 IDLE_REPORTS_S = 120.0  # a report stream that says nothing for so long may belong to nobody any more
 MOST_OBSERVERS = 500
-HIGHEST_EPOCH = 2**62  # beyond it nothing could ever lead above
 
 log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ class PlacementService:
             raise BadMessage(f"highest_epoch must be at most {HIGHEST_EPOCH}")
         event = ProxyConnected(
             proxy=_key(hello.proxy),
-            address=hello.address or context.peer(),
+            address=hello.address[:LONGEST_NAME] or context.peer(),
             pid=hello.pid,
             highest_epoch=hello.highest_epoch,
             stream=next(self._streams),
@@ -206,9 +206,12 @@ class PlacementService:
     def _nacked(self, subscriber: Subscriber, hello: ProxyConnected, nack: placement_pb2.Nack) -> None:
         self._publisher.heard(subscriber)
         subscriber.snapshot(paced=True)
-        self._post(ProxyNacked(proxy=hello.proxy, epoch=nack.epoch, version=nack.version, reason=nack.reason))
+        self._post(
+            ProxyNacked(proxy=hello.proxy, epoch=nack.epoch, version=nack.version, reason=nack.reason[:LONGEST_TEXT])
+        )
 
     def _left(self, key: ProxyKey, reason: str) -> None:
+        reason = reason[:LONGEST_TEXT]
         self._publisher.dismiss(key, f"goodbye: {reason}")
         self._post(ProxyLeft(proxy=key, reason=reason))
 

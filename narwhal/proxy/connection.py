@@ -152,10 +152,9 @@ class EngineConnection(asyncio.Protocol):
         """Whether a request can be written."""
         return self._transport is not None and not self._transport.is_closing()
 
-    @property
-    def busy(self) -> bool:
-        """Whether somebody waits for the answer."""
-        return self._waiter is not None
+    def runs(self, exchange: "asyncio.Future[Result] | None") -> bool:
+        """Whether the request of `exchange`, a future that `start` gave, is the one that runs."""
+        return exchange is not None and self._waiter is exchange
 
     def start(
         self,
@@ -222,6 +221,8 @@ class EngineConnection(asyncio.Protocol):
             waiter.set_result(end)
         if abort:
             self.abort()
+        else:
+            self.resume()  # what is left of the body goes to no client, however slow it is
 
     def abort(self) -> None:
         """Close at once; the engine sees it now."""

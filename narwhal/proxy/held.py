@@ -7,7 +7,7 @@ placement changes nothing but the highest epoch that was seen.
 import math
 from urllib.parse import urlsplit
 
-from narwhal.placement import Placement
+from narwhal.placement import HIGHEST_EPOCH, Placement
 from narwhal.vocabulary import NotReady, Phase
 
 
@@ -33,7 +33,12 @@ class Held:
         return self.placement.order if self.placement else (0, 0)
 
     def meet(self, epoch: int) -> None:
-        """An active control process of `epoch` spoke. Raises `Outdated` when a newer one has been seen (spec P5)."""
+        """An active control process of `epoch` spoke. Raises `Outdated` when a newer one has been seen (spec P5).
+
+        An epoch that nothing could ever lead above is refused: believed once, it would shut out every other for good.
+        """
+        if epoch > HIGHEST_EPOCH:
+            raise Refused(f"epoch {epoch} is above {HIGHEST_EPOCH}")
         if epoch < self.highest_epoch:
             raise Outdated(f"epoch {epoch} is below {self.highest_epoch}, seen before")
         self.highest_epoch = epoch

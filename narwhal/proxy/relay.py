@@ -88,6 +88,7 @@ class Relay:
         "_connection",
         "_cut",
         "_due",
+        "_exchange",
         "_first_pull",
         "_first_token_at",
         "_handoff",
@@ -115,6 +116,7 @@ class Relay:
         policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
         self._attempt = Attempt(policy, shared.budget, due)
         self._connection: EngineConnection | None = None
+        self._exchange: asyncio.Future[Result] | None = None  # what runs, or ran, on it for this request
         self._stream: StreamRelay | None = None
         self._handoff: Handoff | None = None
         self._producer: EngineEntry | None = None
@@ -161,30 +163,37 @@ class Relay:
             self._client.connection.stream = None
             self._stream = None  # the two refer to each other
 
+    @property
+    def _running(self) -> EngineConnection | None:
+        """The connection, for as long as it works for this request. Once it has its result it may serve another one
+        before this task is awake."""
+        connection = self._connection
+        return connection if connection is not None and connection.runs(self._exchange) else None
+
     # --- told by the client's connection ---
 
     def client_slow(self) -> None:
         """The client does not read: stop reading from the engine."""
-        if self._connection is not None:
-            self._connection.pause()
+        if (connection := self._running) is not None:
+            connection.pause()
 
     def client_reads(self) -> None:
         """The client has caught up."""
-        if self._connection is not None:
-            self._connection.resume()
+        if (connection := self._running) is not None:
+            connection.resume()
 
     def client_gone(self) -> None:
         """The connection is lost: the engine sees it now (spec V7)."""
-        if self._connection is not None:
-            self._connection.abort()
+        if (connection := self._running) is not None:
+            connection.abort()
 
     # --- told by a proxy on its way out ---
 
     def cut(self) -> bool:
         """Grace is over: end what runs. False when no leg runs that could be ended."""
         self._cut = True
-        connection = self._connection
-        if connection is None or not connection.busy:
+        connection = self._running
+        if connection is None:
             return False
         connection.settle(LegEnd(Outcome.LOCAL, detail="the proxy is stopping"), abort=True)
         return True
@@ -322,12 +331,12 @@ class Relay:
                     result = await self._fresh(leg, step, body)
             return result
         except asyncio.CancelledError:
-            if self._connection is not None:
-                self._connection.abort()
+            if (connection := self._running) is not None:
+                connection.abort()
             shared.witness.neutral(leg, Outcome.LOCAL if self._cut else Outcome.CANCELLED)
             raise
         finally:
-            self._connection = None
+            self._connection = self._exchange = None
             if self._watched is not None:
                 shared.vigil.end(self._watched)
                 self._watched = None
@@ -370,9 +379,10 @@ class Relay:
         self._watched = Watched(leg, connection, producer, client.request_id, step.attempt)
         shared.vigil.begin(self._watched)
         limit_s, quiet_s = self._limits(leg.kind)
-        return connection.start(
+        self._exchange = connection.start(
             head, body, leg.kind, due=now + limit_s, quiet_s=quiet_s, deadline=self._due, stream=stream
         )
+        return self._exchange
 
     def _limits(self, kind: LegKind) -> tuple[float, float]:
         """(seconds that the engine gets, seconds that it gets anew after every byte or 0)."""

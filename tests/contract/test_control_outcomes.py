@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -11,6 +11,8 @@ import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
 from narwhal._pb import fleet_pb2, outcome_pb2, placement_pb2
+from narwhal.control import loop
+from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import Outcome
 from tests.contract.control_kit import Control, Engines, batch, control, drain, engines, identity, soon, until
@@ -268,4 +270,27 @@ async def test_a_failure_travels_in_full_and_in_its_place(process: Control) -> N
     engine = next(e for e in loop.view().engines if e.id == "d0")
     assert dict(engine.outcomes) == {Outcome.STREAM_COMPLETE: 4, Outcome.STREAM_CUT: 1}
     assert dict(engine.streaks) == {"stream": 1}, "the failure came after the successes"
+    call.cancel()
+
+
+@pytest.mark.rule("P1")
+async def test_reports_do_not_have_placement_worked_out_anew(process: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by the hundred a second, and few of them decide anything."""
+    worked_out = 0
+
+    def counted(content: PlacementContent, stored: Mapping[str, int]) -> PlacementContent:
+        nonlocal worked_out
+        worked_out += 1
+        return publishable(content, stored)
+
+    writes, passes = process.leader.writes, process.leader.passes
+    monkeypatch.setattr(loop, "publishable", counted)
+    call = process.outcomes.ReportOutcomes()
+    before = writes["ok"]
+    for sequence in range(1, 201):
+        await soon(call.write(batch(sequence, served=1)))
+        await until(lambda sequence=sequence: totals(process).served == sequence)  # type: ignore[misc]
+    assert process.leader.passes > passes
+    assert worked_out <= writes["ok"] - before + 1, "once for each handoff that was stored"
+    await acknowledged_up_to(call, 200)
     call.cancel()

@@ -98,7 +98,9 @@ async def test_without_etcd_the_holder_fences_on_its_own_clock_and_every_call_fa
 
         await eventually(take)
         assert taken[0].epoch == 2
-        assert await standby.load() == b"stored"
+        # A store that was stopped may still take up what the holder asked for while it could act: a time-out said
+        # "unknown". It does so before anybody else has the lease, or not at all.
+        assert await standby.load() in ((b"stored", b"lost") if away is hang else (b"stored",))
         assert await active.acquire("a", "h:1") is None
 
 

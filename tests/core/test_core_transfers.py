@@ -1,5 +1,6 @@
 """The gate's transfers: with whom, both directions, one retry, who is to blame, cohorts (spec R2, B1, B3)."""
 
+import time
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -356,3 +357,51 @@ def test_engines_that_leave_the_fleet_or_are_ejected_under_a_trial_are_tried_no_
     assert [pair[0] for pair in seen] == [e.id for e in rest if e.role.value == "prefill"]
     assert rig.holds("d1") == set()
     assert EventKind.ENGINE_READMITTED in rig.kinds()
+
+
+# --- many engines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("R2")
+def test_in_a_large_fleet_each_engine_is_tried_with_eight_peers_in_each_direction() -> None:
+    engines = [prefill(f"p{n}") if n % 2 else decode(f"d{n}") for n in range(120)]
+    rig = Rig(*engines, joined=False)
+    began = time.process_time()
+    seen = answer_all(rig, rig.send(Woke()))
+    took_s = time.process_time() - began
+    assert len(seen) == len(set(seen))
+    for engine in engines:
+        assert sum(pair[0] == engine.id for pair in seen) >= 8
+        assert sum(pair[1] == engine.id for pair in seen) >= 8
+    # A prefill engine and a decode engine mean each other; among themselves those of one role are tried both ways.
+    assert len(seen) == 120 * 12
+    assert all(rig.holds(engine.id) == set() for engine in engines)
+    assert took_s < 10, "it took 44 s with all pairs of which every answer went through all, and takes less than one"
+
+
+@pytest.mark.rule("R2")
+def test_peers_in_a_large_fleet_are_others_for_each_candidate_and_the_same_at_each_try() -> None:
+    producers, readers = ([f"{kind}{n}" for n in range(20)] for kind in "pd")
+    rig = Rig(
+        *(prefill(name, pinned=True) for name in producers),
+        *(decode(name, pinned=True) for name in readers),
+        liveness_every=0,
+    )
+    out(rig, *readers[:10])
+    first = tried(rig, *readers[:10])
+    asked = [sum(pair[0] == name for pair in first) for name in producers]
+    assert sum(asked) == 10 * 8
+    assert max(asked) <= 8
+    rig.now += 1000  # no relapse, no longer wait
+    out(rig, *readers[:10])
+    assert sorted(tried(rig, *readers[:10])) == sorted(first)
+
+
+@pytest.mark.rule("R2")
+def test_of_many_pairs_that_failed_a_few_are_named() -> None:
+    rig = Rig(prefill("p", pinned=True), *(decode(f"d{n}", pinned=True) for n in range(12)), joined=False)
+    answer_all(rig, rig.send(Woke()), ends=lambda _: REFUSED_BY_PEER)
+    verdict, words = transfer_check(rig, "p")
+    assert verdict is Verdict.FAIL
+    assert words.count("→") == 8
+    assert words.count("and 4 more") == 2

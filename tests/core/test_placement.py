@@ -137,3 +137,48 @@ def test_a_quarantine_ends_by_itself_where_candidates_are_selected() -> None:
     assert p.candidates(Phase.DECODE, now=9.99) == ()
     assert p.candidates(Phase.DECODE, now=10.0) == (held,)
     assert p.candidates(Phase.PREFILL, now=10.0) == (p.engines["b"],)
+
+
+class Counting(dict[str, int]):
+    """Legs in flight, and how often it was asked for them."""
+
+    asked = 0
+
+    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
+        self.asked += 1
+        return super().get(key, default)
+
+
+@pytest.mark.rule("P3")
+@pytest.mark.parametrize("cap", [0, 8])
+def test_a_large_fleet_is_not_gone_through_for_every_leg(cap: int) -> None:
+    draw = random.Random(13)
+    p = placed(*(engine(f"e{i}", max_inflight=cap) for i in range(1000)))
+    load = Counting()
+    for _ in range(50):
+        chosen = p.choose(Phase.DECODE, now=0, load=load, draws=(draw.random(), draw.random()), avoid={"e1", "e999"})
+        assert chosen is not None
+        assert chosen.id not in {"e1", "e999"}
+    assert load.asked <= 50 * 4
+
+
+@pytest.mark.rule("P3", "V4")
+@pytest.mark.parametrize("avoid", [set(), {"a"}, {"f"}, {"c", "a"}, {"b", "c", "d", "e"}, {"a", "b", "c", "d", "e"}])
+@pytest.mark.parametrize("full", [set(), {"b"}, {"a", "f"}, {"b", "c", "d", "e", "f"}])
+def test_every_engine_that_is_free_and_not_avoided_is_chosen_equally_often(avoid: set[str], full: set[str]) -> None:
+    draw = random.Random(14)
+    names = "abcdef"
+    p = placed(*(engine(name, max_inflight=1) for name in names))
+    wanted = set(names) - avoid - full
+    chosen: Counter[str] = Counter()
+    for _ in range(1200):
+        one = p.choose(
+            Phase.DECODE,
+            now=0,
+            load=dict.fromkeys(full, 1),
+            draws=(draw.random(), draw.random()),
+            avoid=avoid,
+        )
+        chosen["none" if one is None else one.id] += 1
+    assert set(chosen) == (wanted or {"none"})
+    assert min(chosen.values()) > 0.7 * max(chosen.values())

@@ -17,6 +17,7 @@ from narwhal.control.core.probing import NEVER_READ, verdict_of, words
 from narwhal.vocabulary import Phase, Verdict
 
 TRIES = 2  # spec R2: a first failure is tried once more
+NAMED = 8  # engines or pairs that a check's words name; of the others they say how many
 
 
 class Fault(StrEnum):
@@ -104,39 +105,77 @@ class Trial:
             for phase in candidate.partners:
                 for link in candidate.links(phase):
                     self._links.setdefault(link, _Progress())
+        # What follows from the links. A large fleet that starts has thousands: none of them may be looked at more often
+        # than it is tried.
+        self._to_begin: dict[str, dict[Link, None]] = {}  # by engine, in the order of the links
+        for link in self._links:
+            for engine in (link.producer, link.consumer):
+                self._to_begin.setdefault(engine, {})[link] = None
+        self._busy: set[str] = set()
+        self._idle: dict[str, None] = dict.fromkeys(self._to_begin)  # who may begin something since `next` looked last
+        self._left = len(self._links)  # that are not over
 
     # --- one transfer after the other ---------------------------------------------------------------------------------
 
     def next(self) -> list[Link]:
         """The transfers to begin now: no engine is in two of a trial at once."""
-        busy = {e for link, p in self._links.items() if p.open for e in (link.producer, link.consumer)}
+        idle, self._idle = self._idle, {}
         begun = []
-        for link, progress in self._links.items():
-            if progress.open or progress.over or busy & {link.producer, link.consumer}:
-                continue
-            busy |= {link.producer, link.consumer}
-            progress.open = True
-            progress.tries += 1
-            begun.append(link)
+        for engine in idle:
+            link = self._beginnable(engine)
+            if link is not None:
+                self._begin(link)
+                begun.append(link)
         return begun
+
+    def _beginnable(self, engine: str) -> Link | None:
+        """The first transfer of the engine whose other end is not in one either."""
+        if engine in self._busy:
+            return None
+        to_begin = self._to_begin.get(engine, {})
+        return next((link for link in to_begin if _peer(engine, link) not in self._busy), None)
+
+    def _begin(self, link: Link) -> None:
+        progress = self._links[link]
+        progress.open = True
+        progress.tries += 1
+        for engine in (link.producer, link.consumer):
+            self._busy.add(engine)
+            del self._to_begin[engine][link]
 
     def answered(self, link: Link, seen: Seen) -> None:
         """A transfer that `next` gave has ended. One that the trial has given up meanwhile is no error."""
         progress = self._links.get(link)
-        if progress is not None and progress.open:
-            progress.open, progress.seen = False, seen
+        if progress is None or not progress.open:
+            return
+        progress.open, progress.seen = False, seen
+        self._left -= progress.over
+        for engine in (link.producer, link.consumer):
+            self._free(engine)
+            if not progress.over:
+                self._to_begin[engine] = {link: None, **self._to_begin[engine]}
+
+    def _free(self, engine: str) -> None:
+        self._busy.discard(engine)
+        self._idle[engine] = None
 
     def gone(self, engine: str) -> None:
         """The engine is no candidate and no peer any more."""
         self.candidates.pop(engine, None)
-        self._links = {
-            link: progress for link, progress in self._links.items() if engine not in (link.producer, link.consumer)
-        }
+        for link in [x for x in self._links if engine in (x.producer, x.consumer)]:
+            progress = self._links.pop(link)
+            self._left -= not progress.over
+            peer = _peer(engine, link)
+            self._to_begin[peer].pop(link, None)
+            if progress.open:
+                self._free(peer)
+        self._to_begin.pop(engine, None)
+        self._busy.discard(engine)
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to try."""
-        return all(progress.over for progress in self._links.values())
+        return not self._left
 
     def owner(self, link: Link) -> str:
         """The candidate on whose account the transfer is made."""
@@ -154,9 +193,10 @@ class Trial:
         # In service and unproven, or a candidate: may be dropped. Of equals, the one named last.
         trusted = [e for link in self._links for e in (link.producer, link.consumer) if e not in self.proven]
         trusted = [*self.candidates, *(e for e in dict.fromkeys(trusted) if e not in self.candidates)]
-        for engine in [e for e in trusted if self._own_fault(e)]:
-            trusted.remove(engine)
-        while dropped := self._unfit(trusted):
+        at_fault = self._at_fault()
+        trusted = [e for e in trusted if e not in at_fault]
+        pairs = self._pairs()
+        while dropped := self._unfit(trusted, pairs):
             trusted.remove(dropped)
         for candidate in self.candidates.values():
             passed = candidate.id in trusted
@@ -171,18 +211,17 @@ class Trial:
     def _pairs(self) -> list[Link]:
         return [link for link, progress in self._links.items() if _fault(progress) is Fault.PAIR]
 
-    def _own_fault(self, engine: str) -> bool:
-        return any(
-            (link.producer == engine and _fault(p) is Fault.PRODUCER)
-            or (link.consumer == engine and _fault(p) is Fault.CONSUMER)
-            for link, p in self._links.items()
-        )
+    def _at_fault(self) -> set[str]:
+        """The engines that failed by themselves, whoever the other was."""
+        ends = [(link, _fault(progress)) for link, progress in self._links.items()]
+        producers = {link.producer for link, fault in ends if fault is Fault.PRODUCER}
+        return producers | {link.consumer for link, fault in ends if fault is Fault.CONSUMER}
 
-    def _unfit(self, trusted: Sequence[str]) -> str | None:
-        """Whom to drop next."""
+    def _unfit(self, trusted: Sequence[str], pairs: Sequence[Link]) -> str | None:
+        """Whom to drop next. `pairs`: that failed."""
         known = {*trusted, *self.proven}
         failed = dict.fromkeys(trusted, 0)
-        for link in self._pairs():
+        for link in pairs:
             if {link.producer, link.consumer} <= known:
                 for engine in (link.producer, link.consumer):
                     if engine in failed:
@@ -235,13 +274,13 @@ class Trial:
         ]
         pairs = [(x, s) for x, s in links if s.fault is Fault.PAIR]
         if mine or pairs:
-            told = [f"{link}: {seen.words}" for link, seen in (mine or pairs)]
+            told = _named([f"{link}: {seen.words}" for link, seen in (mine or pairs)], "; ")
             if not mine:
-                peers = ", ".join(_peer(candidate.id, link) for link, _ in pairs)
-                told.append(f"if the process before this one had the same engine id, restart {peers}")
-            return CheckResult(verdict=Verdict.FAIL, detail="; ".join(told))
-        told = [f"{link}: {seen.words}" for link, seen in links if seen.fault is not Fault.NONE]
-        detail = "; ".join(told) or "its peers did not come through"
+                peers = _named([_peer(candidate.id, link) for link, _ in pairs])
+                told += f"; if the process before this one had the same engine id, restart {peers}"
+            return CheckResult(verdict=Verdict.FAIL, detail=told)
+        told = _named([f"{link}: {seen.words}" for link, seen in links if seen.fault is not Fault.NONE], "; ")
+        detail = told or "its peers did not come through"
         return CheckResult(verdict=Verdict.INCONCLUSIVE, detail=detail)
 
 
@@ -251,3 +290,8 @@ def _fault(progress: _Progress) -> Fault:
 
 def _peer(engine: str, link: Link) -> str:
     return link.consumer if link.producer == engine else link.producer
+
+
+def _named(words: Sequence[str], between: str = ", ") -> str:
+    more = len(words) - NAMED
+    return between.join(words[:NAMED]) + (f" and {more} more" if more > 0 else "")
