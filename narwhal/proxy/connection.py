@@ -269,6 +269,12 @@ class EngineConnection(asyncio.Protocol):
             outcome = OUTCOMES[Seen.LATE][self.kind]
             self.settle(LegEnd(outcome, detail=f"nothing came for {now - self.quiet_since:.1f} s"), abort=True)
 
+    def excuse(self, stopped_s: float) -> None:
+        """This process did not run for so long: the engine's limits do not count that time, the request's own does."""
+        self.due += stopped_s
+        if self.quiet_since:
+            self.quiet_since += stopped_s
+
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,4 +1,5 @@
-"""A proxy that is stopped between a request's legs: what it holds when it goes on may be too old to be used."""
+"""A proxy that is stopped while requests run: what it holds when it goes on may be too old to be used, and the time in
+which it did not run is not the engines'."""
 
 import asyncio
 import json
@@ -65,3 +66,50 @@ async def test_case_A2_an_answer_that_lay_unread_for_longer_than_the_lease_is_no
     # Nobody is to blame, and nothing is held against anybody.
     status = await stage.status(control.at["grpc"])
     assert not any(count for engine in status.engines for count in engine.streaks.values())
+
+
+@pytest.mark.rule("F5", "F10", "V13")
+async def test_engines_are_not_late_while_the_proxy_did_not_run(stage: Stage) -> None:
+    """Streams that wait for their first token, streams that flow, whole answers: all of them come, none is held against
+    an engine, though far more than each limit has passed."""
+    limits = {"first_token_timeout_s": 1.5, "kv_first_pull_timeout_s": 1.5, "decode_read_timeout_s": 1.5}
+    stage.write_fleet(
+        "p1", "d1",
+        serving={"prefill_timeout_s": 1.5},
+        engine=limits,
+        recovery={"stall_s": 1, "silent_leg_s": 1.5},
+    )  # fmt: skip
+    await stage.engines("p1", "d1", tpot_ms=30, arguments=("--prefill-base-ms", "300"))
+    control = await stage.control()
+    proxy = await stage.proxy("--control", control.at["grpc"])
+    await stage.ready(proxy.at["admin"])
+    (worker,) = [e["pid"] for e in proxy.events("worker started")]
+    url = f"http://{proxy.at['http']}/v1/completions"
+    answers: list[tuple[int, str]] = []
+
+    async def ask(session: aiohttp.ClientSession, number: int) -> None:
+        tokens = 20
+        body = {"model": MODEL, "prompt": f"{number} {PROMPT}", "max_tokens": tokens, "stream": number % 2 == 0}
+        async with session.post(url, json=body) as answer:
+            answers.append((answer.status, await answer.text()))
+
+    async def decodes() -> bool:
+        _, body = await stage.get(f"127.0.0.1:{stage.ports['d1']}", "/sim/requests?phase=decode")
+        return any(r["ended_at"] is None for r in json.loads(body))
+
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as clients:
+        for number in range(4):
+            clients.create_task(ask(session, number))
+        await until(decodes, "streams flow")
+        for number in range(4, 8):  # whose prefill runs
+            clients.create_task(ask(session, number))
+        await asyncio.sleep(0.1)
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(3)  # no outcome to wait for: what is tested is that time alone has no consequence
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    assert [status for status, _ in answers] == [200] * 8, answers
+    assert not any("error" in text for _, text in answers)
+    status = await stage.status(control.at["grpc"])
+    assert not any(engine.evidence for engine in status.engines)
