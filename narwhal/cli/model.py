@@ -284,7 +284,7 @@ class Event:
     @property
     def time(self) -> str:
         """`at` as UTC, to the millisecond."""
-        return datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc(self.at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +369,11 @@ def step(before: Placement, after: Placement) -> PlacementStep:
         if engine.id not in new
     ]
     return PlacementStep(epoch=after.epoch, version=after.version, closed=after.closed, changes=tuple(changes))
+
+
+def utc(at: float) -> str:
+    """Seconds since the Unix epoch as UTC, to the millisecond."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def plain(value: Any) -> Any:

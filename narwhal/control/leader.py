@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import structlog
 
@@ -17,6 +18,7 @@ from narwhal.clock import Clock
 from narwhal.control.core.events import Answer, EventKind, Record, Reloaded, StageFailure
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import Handoff, Resume, aged
+from narwhal.control.journal import Journal
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner
 from narwhal.control.observe import Observer
@@ -24,6 +26,7 @@ from narwhal.control.plan import Plan
 from narwhal.control.probes import Probes
 from narwhal.control.publisher import Publisher
 from narwhal.control.resume import judge, newer
+from narwhal.control.snapshot import pack
 from narwhal.control.store.base import Lease, Owner, Store, StoreError
 from narwhal.vocabulary import NotReady, Stage
 
@@ -107,9 +110,10 @@ class Leader:
         address: str,
         resume: bool,
         runners: Runners = stage_runners,
+        journal: Journal | None = None,
     ) -> None:
         """`holder` and `address` are what the lease names; `resume` is the flag of the start. `runners` makes the
-        stages of a monitor pass."""
+        stages of a monitor pass. `journal` keeps what the core is given, where one is kept."""
         self.plan = plan
         self.owner: Owner | None = None  # who leads, as far as this process knows
         self.standing = Standing.STARTING
@@ -126,6 +130,7 @@ class Leader:
         self._address = address
         self._resume = resume
         self._runners = runners
+        self.journal = journal
         self._term: Term | None = None
         self._highest_epoch = 0  # seen anywhere
         self._kept: bytes | None = None  # the newest document that this process stored
@@ -352,8 +357,12 @@ class Leader:
             loop.post(event)
 
         probes = Probes(self.plan.probes, clock=self._clock, post=answered)
+        fleet = Fleet(self.plan.core, now=now, epoch=lease.epoch, saved=saved)
+        if self.journal is not None:
+            whole = partial(pack, fleet)
+            self.journal.begin(self.plan.core, saved=saved, epoch=lease.epoch, now=now, pack=whole)
         loop = ControlLoop(
-            fleet=Fleet(self.plan.core, now=now, epoch=lease.epoch, saved=saved),
+            fleet=fleet,
             lease=lease,
             store=self._store,
             clock=self._clock,
@@ -362,6 +371,7 @@ class Leader:
             record=self._observer.record,
             fenced=fenced,
             writes=self.writes,
+            journal=self.journal,
         )
 
         def ended(failures: tuple[StageFailure, ...], took_s: float) -> None:

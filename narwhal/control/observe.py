@@ -36,6 +36,7 @@ _WARNINGS = frozenset(
         EventKind.HANDOFF_NOT_RESUMED,
         EventKind.STORE_FAILED,
         EventKind.STORE_WARNING,
+        EventKind.JOURNAL_FAILED,
         EventKind.RELOAD_REFUSED,
     }
 )
