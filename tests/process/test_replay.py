@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.users import End, Users
+from scripts.bench.users import Users
 from tests.process.faults import behave, ejected, misbehave, serving, short, told
 from tests.process.harness import BIN, Stage, until
 
@@ -50,14 +50,13 @@ async def test_what_real_processes_lived_through_is_decided_again(stage: Stage) 
     control = await stage.control("--id", "first")
     proxy = await stage.proxy("--control", control.at["grpc"])
     await serving(stage, control.at["grpc"], "p1", "p2", "d1", "d2")
-    async with Users(addresses=[proxy.at["http"]], patience_s=60).asking() as users:
+    async with Users(addresses=[proxy.at["http"]], patience_s=60).asking():
         await misbehave(stage, "d1", "status", status=500)
         await ejected(control, "d1")
         await behave(stage, "d1")
         await until(lambda: told(control, "engine_readmitted", "d1"), "d1 is back")
         await until(lambda: len(files(stage, 1)) > 1, "the journal is rotated")
-        count = users.ends(since=0)[End.WHOLE]
-        await until(lambda: users.ends(since=0)[End.WHOLE] > count + 20, "users are served")
+        await until(lambda: files(stage, 1)[-1].read_bytes().count(b"\n") > 10, "the newest file holds steps")
         control.signal(signal.SIGKILL)
         await control.ended()
         again = await stage.control("--id", "second", "--resume", "--grpc", control.at["grpc"])
@@ -75,7 +74,7 @@ async def test_what_real_processes_lived_through_is_decided_again(stage: Stage) 
     for file in files(stage, 1):
         alone = replay(file)
         assert alone["differing"] == 0, "a rotated file replays alone"
-        assert alone["steps"] > 0
+        assert alone["steps"] >= 10
     second = replay(stage.directory / "run" / "journal")
     assert (second["holder"], second["epoch"], second["differing"]) == ("second", 2, 0)
     assert kinds(second)["drain_settled"] == 1
