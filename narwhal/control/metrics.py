@@ -64,6 +64,12 @@ class ControlMetrics(Collector):
         yield self._counter("stale_epoch_refusals_total", words, [((), leader.stale_refusals)])
         writes: Samples = [((result,), leader.writes[result]) for result in ("ok", "failed")]
         yield self._counter("handoff_writes_total", "Writes of the state handoff.", writes, ("result",))
+        if (journal := leader.journal) is not None:
+            words = "Bytes of the event journal that were written."
+            yield self._counter("journal_bytes_total", words, [((), journal.written)])
+            lost: Samples = [((cause,), journal.lost[cause]) for cause in ("disk", "queue")]
+            words = "Steps of the core that the event journal lacks: the disk failed, or was too slow."
+            yield self._counter("journal_lost_steps_total", words, lost, ("cause",))
         summary = SummaryMetricFamily("narwhal_monitor_pass_seconds", "Monitor passes.", labels=("fleet",))
         summary.add_metric((self._fleet,), count_value=leader.passes, sum_value=leader.passes_s)
         yield summary
