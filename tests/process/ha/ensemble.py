@@ -233,8 +233,18 @@ class Ensemble:
             return list((await stub.GetHistory(fleet_pb2.GetHistoryRequest(), timeout=30)).epochs)
 
     async def served(self) -> int:
-        """Requests that control has counted as served."""
+        """Requests that control has counted as served, once proxies have nothing left to report of earlier ones."""
+        await until(self._all_reported, "every outcome is reported")
         return (await self.stage.status(self.at[await self.active()])).totals.served
+
+    async def _all_reported(self) -> bool:
+        left = 0.0
+        for proxy in self.proxies:
+            _, text = await self.stage.get(proxy.at["admin"], "/metrics")
+            gauges = [line for line in text.splitlines() if line.startswith("narwhal_outcomes_unacknowledged{")]
+            assert gauges
+            left += sum(float(line.rpartition(" ")[2]) for line in gauges)
+        return not left
 
     async def counted(self, served: int) -> fleet_pb2.RequestTotals:
         """The totals, once at least so many requests are counted as served."""
