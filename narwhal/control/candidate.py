@@ -100,6 +100,10 @@ class Candidate:
         """Somebody has seen this epoch."""
         self.highest_epoch = max(self.highest_epoch, epoch)
 
+    def active_heard(self) -> None:
+        """Another process leads, and is well: it needs no time to come back any more."""
+        self._return_until = -math.inf
+
     def gives_way(self, epoch: int) -> None:
         """This process yields the lease of `epoch`: others may take it first."""
         self._gave_way = (epoch, self._clock.monotonic() + GIVE_WAY_S)

@@ -80,6 +80,8 @@ class Standby:
             words = heard.reason
             await self._prove(heard)
         ready = heard is not None and heard.control_ready
+        if ready:
+            self._leader.candidate.active_heard()
         if ready and self._missed:
             self._record(told(EventKind.ACTIVE_BACK, f"{self._missed} is control-ready again"))
             self._missed = ""

@@ -255,7 +255,10 @@ async def test_an_active_that_does_not_answer_is_replaced_when_its_lease_is_over
 
 @pytest.mark.rule("S8")
 @pytest.mark.case("I4")
-async def test_case_I4_who_led_before_the_store_was_away_leads_again(served: Engines) -> None:
+async def test_case_I4_who_led_before_the_store_was_away_leads_again(
+    served: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate, "RETURN_S", 60.0)
     medium = Medium()
     # A standby that looks often would be the first to find the lease free.
     async with (
@@ -281,6 +284,10 @@ async def test_case_I4_who_led_before_the_store_was_away_leads_again(served: Eng
             (lease.epoch, "a", "fenced"),
             (lease.epoch + 1, "a", "lasts"),
         ]
+        # From then on the standby need not wait for it.
+        await followed(active, other)
+        await switch(active)
+        await settled(other)
 
 
 @pytest.mark.rule("S7", "S8")

@@ -155,7 +155,8 @@ class Ensemble:
         return next(each for each in NAMES if each != name)
 
     async def settled(self) -> tuple[str, int]:
-        """Who leads, and the epoch: once a standby is fit to follow and every proxy works by that epoch."""
+        """Who leads, and the epoch: once a standby is fit to follow, every proxy works by that epoch and is connected
+        to the standby too."""
 
         async def look() -> tuple[str, int] | None:
             for name in NAMES:
@@ -165,12 +166,21 @@ class Ensemble:
                 fit = [s for s in status.standbys if s.copy_epoch == status.epoch and not s.problem]
                 listed = await self.stage.proxies(self.at[name])
                 current = [p for p in listed if p.connected and p.acked_epoch == status.epoch and not p.lag]
-                if status.control_ready and fit and len(current) == PROXIES:
+                warm = await self.subscribers(self.other(name))
+                if status.control_ready and fit and len(current) == warm == PROXIES:
                     return name, status.epoch
             return None
 
         found: tuple[str, int] = await until(look, lambda: f"everybody is in place\n{self.tails()}")
         return found
+
+    async def subscribers(self, name: str) -> int:
+        """How many streams of proxies a process has."""
+        with contextlib.suppress(aiohttp.ClientError):
+            _, page = await self.stage.get(self.control[name].at["http"], "/metrics")
+            lines = [line for line in page.splitlines() if line.startswith("narwhal_placement_subscribers{")]
+            return int(float(lines[0].rpartition(" ")[2])) if lines else 0
+        return 0
 
     async def followed(self, epoch: int, since: float = 0.0) -> list[float]:
         """When each proxy took the first placement of this epoch or a later one, in wall time, once all have."""
