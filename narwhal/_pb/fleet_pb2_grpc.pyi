@@ -76,6 +76,16 @@ class FleetServiceStub:
     INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
     would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
     """
+    GetHistory: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetHistoryRequest, _fleet_pb2.GetHistoryResponse]
+    """The epochs of this fleet, as its store keeps them."""
+    StandBy: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.StandByRequest, _fleet_pb2.StandByResponse]
+    """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+    Yield: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.YieldRequest, _fleet_pb2.YieldResponse]
+    """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+    standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+    proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+    yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -124,6 +134,16 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
     INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
     would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
+    """
+    GetHistory: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetHistoryRequest, _fleet_pb2.GetHistoryResponse]  # type: ignore[assignment]
+    """The epochs of this fleet, as its store keeps them."""
+    StandBy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.StandByRequest, _fleet_pb2.StandByResponse]  # type: ignore[assignment]
+    """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+    Yield: _aio.UnaryUnaryMultiCallable[_fleet_pb2.YieldRequest, _fleet_pb2.YieldResponse]  # type: ignore[assignment]
+    """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+    standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+    proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+    yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -236,6 +256,34 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives an engine a role, for new placements; answered once that is stored. NOT_FOUND for an unknown engine,
         INVALID_ARGUMENT without a role, FAILED_PRECONDITION for an engine that has the role or is pinned, and when its role
         would fall below its floor; then nothing was changed. UNAVAILABLE as for EjectEngine.
+        """
+
+    @_abc_1.abstractmethod
+    def GetHistory(
+        self,
+        request: _fleet_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetHistoryResponse, _abc.Awaitable[_fleet_pb2.GetHistoryResponse]]:
+        """The epochs of this fleet, as its store keeps them."""
+
+    @_abc_1.abstractmethod
+    def StandBy(
+        self,
+        request: _fleet_pb2.StandByRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.StandByResponse, _abc.Awaitable[_fleet_pb2.StandByResponse]]:
+        """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+
+    @_abc_1.abstractmethod
+    def Yield(
+        self,
+        request: _fleet_pb2.YieldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.YieldResponse, _abc.Awaitable[_fleet_pb2.YieldResponse]]:
+        """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+        standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+        proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+        yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

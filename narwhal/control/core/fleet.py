@@ -95,7 +95,7 @@ class Fleet:
         self._drains = Drains(settings, self._engines, self._proxies)
         self._signals = Signals(self._engines)
         self._drift = Drift(settings.drift, self._engines, self._suspicions, now=now)
-        self._roles = Roles(settings, self._engines, self._signals, resident=self._proxies.resident)
+        self._roles = Roles(settings, self._engines, self._signals, self._proxies)
         self._commands = Commands(
             self._engines,
             suspicions=self._suspicions,

@@ -19,6 +19,7 @@ from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import CommandRefusedError, Record, Refusal
 from narwhal.control.core.handoff import SavedRisk, SavedRoles
 from narwhal.control.core.loads import Load, measured
+from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.settings import CoreSettings, RoleMode
 from narwhal.control.core.signals import Signals
 from narwhal.control.core.view import RiskView, RolesView, RoleView
@@ -47,14 +48,12 @@ class Roles:
         settings: CoreSettings,
         engines: Mapping[str, Engine],
         signals: Signals,
-        *,
-        resident: Callable[[], Mapping[str, int]],
+        proxies: Proxies,
     ) -> None:
-        """`resident`: legs in flight by engine."""
         self._settings = settings
         self._engines = engines
         self._signals = signals
-        self._resident = resident
+        self._proxies = proxies
         self._loads = dict.fromkeys(Phase, Load())
         self._above = dict.fromkeys(Phase, 0)  # passes in a row at or above `expand`
         self._gave: dict[Phase, float] = {}  # when a role gave up an engine last
@@ -122,7 +121,7 @@ class Roles:
 
     def _move(self, to: Phase, cause: MoveCause, reason: str, *, now: float) -> RoleMove:
         """Whoever came from there goes first, then who was named in the pass before, then who has the least work."""
-        legs, named = self._resident(), self._proposal.engine if self._proposal is not None else ""
+        legs, named = self._proxies.resident(), self._proposal.engine if self._proposal is not None else ""
         movers = [e for e in self._counted(to.other, now=now) if not self.stays(e, now=now)]
         engine = min(movers, key=lambda e: (e.spec.role is not to, e.id != named, legs.get(e.id, 0)))
         return RoleMove(engine=engine.id, to=to, cause=cause, reason=reason)
