@@ -63,7 +63,7 @@ class Roles:
             None,
             0.0,
         )  # what was told, until when it is known
-        self._why_not = ""
+        self._why_not = "no monitor pass has looked yet"
         self.changed = 0  # rises with what the next pass may store
 
     def configure(self, settings: CoreSettings) -> None:
