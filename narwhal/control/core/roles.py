@@ -59,10 +59,8 @@ class Roles:
         self._gave: dict[Phase, float] = {}  # when a role gave up an engine last
         self._risks: dict[tuple[Phase, RiskKind], Risk] = {}
         self._proposal: RoleMove | None = None
-        self._advised: tuple[tuple[Phase, MoveCause] | None, float] = (
-            None,
-            0.0,
-        )  # what was told, until when it is known
+        # What was advised last, and until when people know it.
+        self._advised: tuple[tuple[Phase, MoveCause] | None, float] = (None, 0.0)
         self._why_not = "no monitor pass has looked yet"
         self.changed = 0  # rises with what the next pass may store
 
