@@ -125,7 +125,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.programs: list[Program] = []
-        self.ports = dict(zip(("p1", "p2", "d1", "d2", "d3"), free_ports(5), strict=True))
+        self.ports = dict(zip(("p1", "p2", "p3", "d1", "d2", "d3"), free_ports(6), strict=True))
         self.fleet_file = directory / "fleet.json"
 
     def write_fleet(self, *engines: str, **sections: Any) -> Path:
