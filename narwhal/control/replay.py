@@ -165,7 +165,7 @@ class Course:
             for name in self.engines.keys() - content.engines.keys():
                 del self.engines[name]
             for name, entry in content.engines.items():
-                self.engines.setdefault(name, Engine()).phases = tuple(sorted(entry.phases))
+                self.engines.setdefault(name, Engine()).phases = tuple(sorted(phase.value for phase in entry.phases))
 
     def end(self, core: Fleet, *, now: float) -> None:
         """What the fleet looks like after the last step."""

@@ -228,6 +228,56 @@ async def test_an_unknown_first_line_is_refused(tmp_path: Path, change: dict[str
     assert words in answer.output
 
 
+@pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])
+@pytest.mark.parametrize("more", [[], ["--fleet", "FLEET"]])
+async def test_every_output_shows_it(tmp_path: Path, output: str, more: list[str]) -> None:
+    file, fleet = await written(tmp_path), tmp_path / "fleet.yaml"
+    engines = [
+        {"id": name, "url": f"http://{name}", "role": role} for name, role in (("p", "prefill"), ("d", "decode"))
+    ]
+    fleet.write_text(json.dumps({"name": "fleet", "model": "tiny", "engines": engines, "recovery": {"eject_after": 9}}))
+    answer = CliRunner().invoke(
+        cli, ["replay", str(file), "-o", output, *(str(fleet) if m == "FLEET" else m for m in more)]
+    )
+    assert answer.exit_code == 0, answer.output
+    assert "eject_after" in answer.output or not more
+
+
+async def test_a_step_that_is_decided_otherwise_is_named_and_the_answer_is_no(tmp_path: Path) -> None:
+    file = await written(tmp_path)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    step = next(line for line in lines[1:] if line["out"])
+    step["out"][0][1]["engine"] = "another"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = CliRunner().invoke(cli, ["replay", str(file)])
+    assert answer.exit_code == 1
+    assert f"1 step decided otherwise than then, the first is step {step['n']}" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "others"}, "is of fleet others, the journal of fleet"),
+        (
+            {"engines": [{"id": "x", "url": "http://x", "role": "decode"}]},
+            "has other engines than the journal: d, p, x",
+        ),
+        ({"recovery": {"eject_after": 0}}, "recovery.eject_after"),
+    ],
+)
+async def test_a_fleet_file_that_cannot_stand_beside_it_is_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    file, fleet = await written(tmp_path), tmp_path / "fleet.yaml"
+    engines = [
+        {"id": name, "url": f"http://{name}", "role": role} for name, role in (("p", "prefill"), ("d", "decode"))
+    ]
+    fleet.write_text(json.dumps({"name": "fleet", "model": "tiny", "engines": engines, **change}))
+    answer = CliRunner().invoke(cli, ["replay", str(file), "--fleet", str(fleet)])
+    assert answer.exit_code == 2
+    assert words in answer.output
+
+
 class Hostile:
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
         self._reduced = (make, arguments)
