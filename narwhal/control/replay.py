@@ -3,7 +3,7 @@
 Decides nothing: the core does. A last line that was cut off, as `kill -9` or a full disk leave it, ends its file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -216,7 +216,3 @@ class AsItWas:
         self.course.add(effects, now=step.now)
         self.course.look(self.core, now=step.now)
         return effects
-
-    def incarnations(self) -> Mapping[str, int]:
-        """The incarnation of each engine now."""
-        return self.core.incarnations()
