@@ -17,22 +17,26 @@ import uvloop
 
 from narwhal.clock import Clock, RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
+from narwhal.control.candidate import ResumeRefusedError
 from narwhal.control.core.events import EventKind, Record
 from narwhal.control.endpoints import control_http
 from narwhal.control.fleet_service import FleetService
 from narwhal.control.journal import Journal
-from narwhal.control.leader import Leader, ResumeRefusedError
+from narwhal.control.leader import Leader
 from narwhal.control.metrics import ControlMetrics
 from narwhal.control.observe import Observer
+from narwhal.control.peer import dialler
 from narwhal.control.plan import make_plan
 from narwhal.control.publisher import Publisher
 from narwhal.control.servers import Servers, advertised, credentials
 from narwhal.control.service import OutcomeService, PlacementService
+from narwhal.control.standby import Standby
 from narwhal.control.store.base import Store, StoreError
 from narwhal.control.store.etcd import EtcdStore
 from narwhal.control.store.etcd_client import EtcdSettings
 from narwhal.control.store.file import FileStore
 from narwhal.control.writer import NotLeading
+from narwhal.control.yielding import Yielding
 from narwhal.daemon import Address, StartError, give_up
 from narwhal.logs import LogFormat, setup_logging
 
@@ -124,6 +128,9 @@ class Control:
             resume=self._options.resume,
             journal=journal,
         )
+        record = self._observer.record
+        yielding = Yielding(leader, store=store, clock=clock, record=record)
+        standby = Standby(leader, store=store, clock=clock, record=record, dial=dialler(self._config.tls))
         metrics = ControlMetrics(leader, publisher, self._observer, clock)
         try:
             await servers.start_http(control_http(leader, metrics.render), self._options.http)
@@ -132,13 +139,12 @@ class Control:
                 [
                     PlacementService(leader, publisher, fleet=fleet).handlers(),
                     OutcomeService(leader).handlers(),
-                    FleetService(leader, publisher, self._observer, clock).handlers(),
+                    FleetService(leader, publisher, self._observer, clock, yielding).handlers(),
                 ]
             )
             log.info("listening", grpc=servers.grpc_address, http=servers.http_address, fleet=fleet, pid=os.getpid())
-            await self._until_told(
-                leader, [leader.run(), publisher.run(), servers.follow(lambda: leader.readiness().control_ready)]
-            )
+            health = servers.follow(lambda: leader.readiness().control_ready)
+            await self._until_told(leader, [leader.run(), publisher.run(), standby.run(), health])
         finally:
             await servers.stop()
             if journal is not None:

@@ -129,6 +129,10 @@ class Journal:
         first = replace(head, kind="snapshot", step=self._steps, wall=self._clock.wall(), now=now, saved=None)
         self._queue.put((first, pack()))
 
+    def idle(self) -> bool:
+        """Whether the thread has taken all that was handed over, and is at most at its last piece."""
+        return self._queue.empty()
+
     async def close(self) -> None:
         """Writes what was handed over, for a bounded time, and ends."""
         self._head = None

@@ -106,7 +106,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("tls.key", None),
     ("auth.tokens_file", None),
 ]
-BEYOND_THE_TABLE = {"name", "model", "engines", "store.prefix"}  # required, or without a stated default
+# Required, or without a stated default; and the one limit that the table leaves open: what clients may take.
+BEYOND_THE_TABLE = {"name", "model", "engines", "store.prefix", "serving.client_timeout_s"}
 
 
 def at(value: Any, path: str) -> Any:
