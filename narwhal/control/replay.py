@@ -3,7 +3,7 @@
 Decides nothing: the core does. A last line that was cut off, as `kill -9` or a full disk leave it, ends its file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -165,7 +165,7 @@ class Course:
             for name in self.engines.keys() - content.engines.keys():
                 del self.engines[name]
             for name, entry in content.engines.items():
-                self.engines.setdefault(name, Engine()).phases = tuple(sorted(entry.phases))
+                self.engines.setdefault(name, Engine()).phases = tuple(sorted(phase.value for phase in entry.phases))
 
     def end(self, core: Fleet, *, now: float) -> None:
         """What the fleet looks like after the last step."""
@@ -216,7 +216,3 @@ class AsItWas:
         self.course.add(effects, now=step.now)
         self.course.look(self.core, now=step.now)
         return effects
-
-    def incarnations(self) -> Mapping[str, int]:
-        """The incarnation of each engine now."""
-        return self.core.incarnations()

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from narwhal.control.core.events import Answer, EventKind, Reported
 from narwhal.control.core.journal import Head
-from narwhal.control.replay import AsItWas, Reading, lines_of
+from narwhal.control.replay import AsItWas, Course, Reading, lines_of
+from narwhal.control.what_if import Answers, WhatIf
 from tests.simulation.journals import STEPS, journals_of
 
 SEEDS = range(1, 17)
@@ -34,3 +37,26 @@ def test_the_journals_of_a_run_replay_to_identical_effects(seed: int, tmp_path: 
         steps += (whole := replayed(files)).steps
         assert sum(replayed([file]).steps for file in files) == whole.steps, "each file replays alone"
     assert steps > STEPS, "and some of them begin with a snapshot"
+
+
+def ejections(course: Course) -> list[str]:
+    return [told.record.engine for told in course.told if told.record.kind is EventKind.ENGINE_EJECTED]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_if_nothing_had_been_otherwise_takes_the_same_engines_out(seed: int, tmp_path: Path) -> None:
+    for files in journals_of(seed, tmp_path).values():
+        head, *steps = lines_of(files, Reading())
+        assert isinstance(head, Head)
+        was, answers = AsItWas(head), Answers()
+        for step in steps:
+            assert not isinstance(step, Head)
+            if isinstance(step.what, get_args(Answer)):
+                answers.answered(step.what, now=step.now)
+            answers.asked(was.take(step), now=step.now)
+        own, other = AsItWas(head), WhatIf(head, head.settings, answers)
+        for step in steps:
+            assert not isinstance(step, Head)
+            other.take(step.what, now=step.now, was=own.core.incarnations() if isinstance(step.what, Reported) else {})
+            own.take(step)
+        assert ejections(other.course) == ejections(was.course)
