@@ -106,6 +106,19 @@ class StoreConfig(Section):
     )
 
 
+class JournalConfig(Section):
+    """The event journal, which `narwhalctl replay` reads."""
+
+    path: Maybe[Text] = Field(
+        default=None,
+        description="Directory of the event journal; `journal` in `store.path` unless told otherwise.",
+    )
+    max_bytes: Natural = Field(
+        default=268435456,
+        description="Bytes that all its files may take, at least 1048576; the oldest go first. 0 = no journal.",
+    )
+
+
 class LeaseConfig(Section):
     """The one lease that makes a control process the active one."""
 

@@ -74,6 +74,11 @@ class VllmNixl:
         body = {**fields, "stream": False, "max_tokens": 1, HANDOFF_FIELD: ASK_FOR_HANDOFF}
         for name in NOT_FOR_PREFILL:
             body.pop(name, None)
+        # A prefill of several choices keeps the KV of each, and answers with the handoff of one: nobody could read the
+        # others, and they would stay pinned until their leases end. What is no count is the engine's to refuse.
+        count = fields.get("n")
+        if type(count) is int and count > 1:
+            body["n"] = 1
         if request.route is Route.CHAT and fields.get("max_completion_tokens") is not None:
             body["max_completion_tokens"] = 1
         return _dumped(body)

@@ -175,7 +175,7 @@ class Attempt:
         return step._replace(avoid=step.avoid | {engine})
 
     def prefilled(self, producer: str, now: float) -> StartLeg:
-        """The prefill leg on `producer` gave a usable KV handoff at `now`."""
+        """The prefill leg on `producer` gave a usable KV handoff, not before `now`."""
         self._move(State.HELD)
         self._producer = producer
         self._handoff_at = now

@@ -195,7 +195,8 @@ class Relay:
             self._producer = entry
             self._unread = entry.id
             shared.inflight.produced(entry.id)
-            return self._attempt.prefilled(entry.id, shared.clock.monotonic())
+            # Counted from before it came: while this process was stopped the engine's lease ran on.
+            return self._attempt.prefilled(entry.id, max(leg.started_at, result.not_before))
         return self._other(leg, result)
 
     async def _count(self, step: StartLeg) -> StartLeg:

@@ -39,6 +39,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("store.key", None),
     ("store.username", None),
     ("store.password", None),
+    ("journal.path", None),
+    ("journal.max_bytes", 268435456),
     ("lease.ttl_s", 3),
     ("lease.safety_margin_s", 0.5),
     ("standby.probe_interval_s", 0.25),
