@@ -81,8 +81,6 @@ class Policy(NamedTuple):
     """The settings that one request lives by, as they were when it came."""
 
     max_attempts: int
-    retry_base_s: float
-    retry_cap_s: float
     handoff_max_age_s: float
 
 
@@ -191,11 +189,12 @@ class Attempt:
         """The handoff is about to be written to a decode engine; it can never be sent again."""
         self._move(State.DECODE)
 
-    def expired(self, now: float, draw: float) -> Step:
-        """The handoff grew too old before it could be sent: the attempt ends, no engine is to blame."""
+    def expired(self, now: float, wait_s: float) -> Step:
+        """The handoff grew too old before it could be sent: the attempt ends, no engine is to blame. `wait_s`: how long
+        to wait before another one."""
         if self.state is not State.HELD:
             raise IllegalTransition(f"no handoff is held in state {self.state}")
-        return self._again(now, draw) or self._end(Fault.UPSTREAM_TIMEOUT)
+        return self._again(now, wait_s) or self._end(Fault.UPSTREAM_TIMEOUT)
 
     def unplaced(self, fault: Fault) -> Step:
         """No engine can take the leg."""
@@ -211,8 +210,9 @@ class Attempt:
         if self.state is not State.DONE:
             self._move(State.DONE)
 
-    def leg_failed(self, engine: str, end: LegEnd, *, output: bool, now: float, draw: float) -> Step:
-        """The running leg on `engine` failed. `output`: the client has already got bytes of an answer."""
+    def leg_failed(self, engine: str, end: LegEnd, *, output: bool, now: float, wait_s: float) -> Step:
+        """The running leg on `engine` failed. `output`: the client has already got bytes of an answer; `wait_s`: how
+        long to wait before another attempt, if there is one."""
         if self.state not in (State.PREFILL, State.HELD, State.DECODE):
             raise IllegalTransition(f"no leg runs in state {self.state}")
         phase = self.phase
@@ -221,7 +221,7 @@ class Attempt:
             return self._prefill()
         if not output and end.outcome in RETRIED and (end.status < 500 or end.status in RETRIED_STATUSES):
             self._failed |= {engine} if phase is Phase.PREFILL else {engine, self._producer}
-            again = self._again(now, draw)
+            again = self._again(now, wait_s)
             if again is not None:
                 return again
         return self._end(FAULTS[end.outcome], end.retry_after)
@@ -232,13 +232,11 @@ class Attempt:
             raise IllegalTransition(f"nothing to resume in state {self.state}")
         return self._prefill()
 
-    def _again(self, now: float, draw: float) -> Backoff | None:
+    def _again(self, now: float, wait_s: float) -> Backoff | None:
         """Another attempt after a backoff, or None when policy, deadline or budget do not allow one."""
         if self.number - self._extra >= self._policy.max_attempts:
             return None
-        ceiling = min(self._policy.retry_cap_s, self._policy.retry_base_s * 2.0**self.retries)
-        # Half fixed, half jittered: never at once, and many requests that fail together spread out.
-        until = now + ceiling * (0.5 + 0.5 * draw)
+        until = now + wait_s
         if until >= self._due or not self._budget.take():
             return None
         self._move(State.BACKOFF)

@@ -113,7 +113,6 @@ class DataPath:
             sidestep=self._sidestep,
             metrics=self.metrics,
             clock=clock,
-            draws=draws,
             budget=RetryBudget(feed.settings.serving.retry_budget),
             chooser=Chooser(feed, self.inflight, clock, draws, vigil=self.vigil, sidestep=self._sidestep),
         )

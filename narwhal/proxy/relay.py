@@ -23,6 +23,7 @@ from narwhal.proxy.counting import count
 from narwhal.proxy.errors import Reply, reply
 from narwhal.proxy.measuring import Flow
 from narwhal.proxy.outcome import LegKind, of_status
+from narwhal.proxy.pace import attempt_wait_s
 from narwhal.proxy.shared import Shared
 from narwhal.proxy.stream import StreamRelay
 from narwhal.proxy.vigil import Watched
@@ -75,7 +76,7 @@ class Relay:
         self._due = client.due
         self._settings: ProxySettings = settings
         serving = settings.serving
-        policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
+        policy = Policy(serving.max_attempts, serving.handoff_max_age_s)
         self._attempt = Attempt(policy, shared.budget, client.due)
         self._connection: EngineConnection | None = None
         self._exchange: asyncio.Future[Result] | None = None  # what runs, or ran, on it for this request
@@ -246,7 +247,7 @@ class Relay:
         if result is EXPIRED:
             now = shared.clock.monotonic()
             log.warning("handoff_expired", request_id=self._client.request_id, engine=entry.id, producer=producer.id)
-            return self._retried(self._attempt.expired(now, shared.draws.random()), "handoff_expired")
+            return self._retried(self._attempt.expired(now, self._wait_s()), "handoff_expired")
         if self._handoff is None and not (isinstance(result, LegEnd) and result.idle_closed):
             shared.legs.pairs.saw(producer, entry)
         if isinstance(result, LegEnd) and result.outcome is Outcome.STREAM_COMPLETE:
@@ -390,12 +391,17 @@ class Relay:
         shared, attempt = self._shared, self._attempt
         number, output = attempt.number, self._stream is not None and self._stream.output
         now = shared.clock.monotonic()
-        step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, draw=shared.draws.random())
+        step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, wait_s=self._wait_s())
         if end.idle_closed and isinstance(step, StartLeg):
             return step  # no failure (spec V9): one more attempt follows
         producer = self._producer if leg.phase is Phase.DECODE else None
         shared.witness.failed(leg, end, producer=producer, request_id=self._client.request_id, attempt=number)
         return self._retried(step, end.outcome.value)
+
+    def _wait_s(self) -> float:
+        """How long to wait before another attempt."""
+        serving = self._settings.serving
+        return attempt_wait_s(self._attempt.retries, base_s=serving.retry_base_s, cap_s=serving.retry_cap_s)
 
     def _retried(self, step: Step, reason: str) -> Step:
         if isinstance(step, Backoff):

@@ -1,6 +1,5 @@
 """What all requests of one worker have in common; no behaviour."""
 
-import random
 from dataclasses import dataclass
 
 from narwhal.clock import Clock
@@ -30,6 +29,5 @@ class Shared:
     sidestep: Sidestep
     metrics: Metrics
     clock: Clock
-    draws: random.Random
     budget: RetryBudget
     chooser: Chooser

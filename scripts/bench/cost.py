@@ -45,7 +45,7 @@ def free_port() -> int:
 def running(script: str, core: int, *arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A script of this folder on one core, and its first line of output; ended afterwards."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1], close_fds=False)
     os.sched_setaffinity(process.pid, {core})
     try:
         assert process.stdout is not None
@@ -66,9 +66,9 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def load(port: int, core: int, seconds: float, tokens: int) -> tuple[int, int]:
+def load(port: int, core: int, seconds: float, tokens: int, connections: int = CONNECTIONS) -> tuple[int, int]:
     """Run the client: (requests, tokens) that ended well. Ends the program when one did not."""
-    arguments = (port, STREAMS if tokens else CONNECTIONS, seconds, tokens)
+    arguments = (port, STREAMS if tokens else connections, seconds, tokens)
     with running("client.py", core, *arguments) as (_, line):
         good, bad, came = (int(word) for word in line.split())
     if bad or not good:

@@ -1,9 +1,11 @@
-"""One worker's data path with everything on but a control plane: `worker.py PORT PREFILL_PORT DECODE_PORT`.
+"""One worker's data path with everything on but a control plane: `worker.py PORT PREFILL_PORT DECODE_PORT`; for the
+first, `fd:N` is a listening socket that was inherited.
 
 Placement, admission, deadlines, metrics and the merging of outcomes are the product's; the feed stands still.
 """
 
 import asyncio
+import socket
 import sys
 
 import uvloop
@@ -12,13 +14,24 @@ from narwhal.clock import RealClock
 from narwhal.config import ProxySettings
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
+from narwhal.proxy.accepting import Acceptor
 from narwhal.proxy.endpoints import DataPath
 from narwhal.proxy.garbage import collect_seldom
 from narwhal.proxy.seams import Picture
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
-PORT, PREFILL, DECODE = (int(argument) for argument in sys.argv[1:4])
+PREFILL, DECODE = (int(argument) for argument in sys.argv[2:4])
+
+
+def listener() -> socket.socket:
+    """Where clients come."""
+    where, inherited, number = sys.argv[1].rpartition("fd:")
+    if inherited:
+        return socket.socket(fileno=int(number))
+    made = socket.create_server(("127.0.0.1", int(where or number)), backlog=1024)
+    made.setblocking(False)
+    return made
 
 
 class Feed:
@@ -65,7 +78,7 @@ async def main() -> None:
     collect_seldom()
     data = DataPath(Feed(), Counts(), RealClock(), VllmNixl())
     data.start()
-    await asyncio.get_running_loop().create_server(data.handler, "127.0.0.1", PORT, backlog=1024)
+    Acceptor(listener(), data.handler).start()
     print("ready", flush=True)
     await asyncio.Event().wait()
 

@@ -17,7 +17,7 @@ from narwhal.proxy.attempt import (
 )
 from narwhal.vocabulary import Outcome, Phase
 
-ONE = Policy(max_attempts=1, retry_base_s=0.1, retry_cap_s=1.0, handoff_max_age_s=25.0)
+ONE = Policy(max_attempts=1, handoff_max_age_s=25.0)
 THREE = ONE._replace(max_attempts=3)
 
 
@@ -71,7 +71,7 @@ TOLD = [
 def test_one_attempt_and_what_the_client_is_told(outcome: Outcome, fault: Fault) -> None:
     machine = attempt()
     machine.begin()
-    step = machine.leg_failed("p1", LegEnd(outcome, 500, "7"), output=False, now=1.0, draw=0.5)
+    step = machine.leg_failed("p1", LegEnd(outcome, 500, "7"), output=False, now=1.0, wait_s=0.1)
     assert step == Fail(fault, Phase.PREFILL, "7")
     assert machine.state is State.DONE
 
@@ -80,8 +80,8 @@ def test_one_attempt_and_what_the_client_is_told(outcome: Outcome, fault: Fault)
 @pytest.mark.case("A1")
 def test_case_A1_a_retry_has_its_own_prefill_and_avoids_those_that_failed() -> None:
     machine = in_decode(attempt(THREE))
-    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, 500), output=False, now=10.0, draw=0.0)
-    assert step == Backoff(10.0 + 0.05)
+    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, 500), output=False, now=10.0, wait_s=0.1)
+    assert step == Backoff(10.0 + 0.1)
     assert machine.resume() == StartLeg(Phase.PREFILL, 2, frozenset({"d1", "p1"}), False)
     with pytest.raises(IllegalTransition):
         machine.dispatched()  # the first handoff is gone for good
@@ -103,7 +103,7 @@ RETRIED = [outcome for outcome, _ in TOLD if outcome not in {Outcome.WRONG_IDENT
 @pytest.mark.parametrize("outcome", [outcome for outcome, _ in TOLD])
 def test_which_failures_are_tried_again(outcome: Outcome) -> None:
     machine = in_decode(attempt(THREE))
-    step = machine.leg_failed("d1", LegEnd(outcome), output=False, now=1.0, draw=0.5)
+    step = machine.leg_failed("d1", LegEnd(outcome), output=False, now=1.0, wait_s=0.1)
     assert isinstance(step, Backoff) == (outcome in RETRIED)
 
 
@@ -113,14 +113,14 @@ def test_which_failures_are_tried_again(outcome: Outcome) -> None:
 )
 def test_of_the_5xx_only_four_are_tried_again(status: int, again: bool) -> None:
     machine = in_decode(attempt(THREE))
-    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, status), output=False, now=1.0, draw=0.5)
+    step = machine.leg_failed("d1", LegEnd(Outcome.HTTP_5XX, status), output=False, now=1.0, wait_s=0.1)
     assert isinstance(step, Backoff) == again
 
 
 @pytest.mark.rule("V4", "V8")
 def test_nothing_is_tried_again_after_output() -> None:
     machine = in_decode(attempt(THREE))
-    step = machine.leg_failed("d1", LegEnd(Outcome.STREAM_CUT), output=True, now=1.0, draw=0.5)
+    step = machine.leg_failed("d1", LegEnd(Outcome.STREAM_CUT), output=True, now=1.0, wait_s=0.1)
     assert step == Fail(Fault.UPSTREAM, Phase.DECODE)
 
 
@@ -128,26 +128,23 @@ def test_nothing_is_tried_again_after_output() -> None:
 def test_attempts_backoff_deadline_and_budget_end_retrying() -> None:
     machine = attempt(THREE)
     machine.begin()
-    waits = []
-    for now in (1.0, 2.0):
-        step = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=now, draw=1.0)
-        assert isinstance(step, Backoff)
-        waits.append(step.until - now)
+    for now, wait_s in ((1.0, 0.1), (2.0, 0.3)):
+        step = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=now, wait_s=wait_s)
+        assert step == Backoff(now + wait_s)
         machine.resume()
-    assert waits == [pytest.approx(0.1), pytest.approx(0.2)], "exponential"
-    end = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=3.0, draw=1.0)
+    end = machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=3.0, wait_s=0.1)
     assert end == Fail(Fault.UPSTREAM, Phase.PREFILL)
     assert machine.retries == 2
 
     late = attempt(THREE, due=5.0)
     late.begin()
-    assert isinstance(late.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=4.95, draw=0.5), Fail)
+    assert isinstance(late.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=4.95, wait_s=0.1), Fail)
 
     budget = RetryBudget(1.0)
     for expected in (Backoff, Fail):
         poor = Attempt(THREE, budget, 600.0)
         poor.begin()
-        assert isinstance(poor.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, draw=0.5), expected)
+        assert isinstance(poor.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, wait_s=0.1), expected)
     assert budget.denied == 1
     budget.replenish(0.1, 10.0)
     assert budget.credits == pytest.approx(0.1)
@@ -157,22 +154,22 @@ def test_attempts_backoff_deadline_and_budget_end_retrying() -> None:
 def test_an_idle_connection_that_was_closed_under_a_decode_leg_costs_no_attempt() -> None:
     machine = in_decode(attempt())
     closed = LegEnd(Outcome.RESET, idle_closed=True)
-    step = machine.leg_failed("d1", closed, output=False, now=1.0, draw=0.5)
+    step = machine.leg_failed("d1", closed, output=False, now=1.0, wait_s=0.1)
     assert step == StartLeg(Phase.PREFILL, 2, frozenset(), False), "a fresh prefill, avoiding nobody"
     assert machine.prefilled("p1", 2.0).fresh, "its decode leg takes a fresh connection"
     machine.dispatched()
     assert machine.retries == 0
     # Only once, and it did not use up the one attempt of the policy before.
-    assert isinstance(machine.leg_failed("d1", closed, output=False, now=3.0, draw=0.5), Fail)
+    assert isinstance(machine.leg_failed("d1", closed, output=False, now=3.0, wait_s=0.1), Fail)
 
 
 @pytest.mark.rule("V9", "V3")
 def test_the_extra_attempt_leaves_the_policys_own_in_place() -> None:
     machine = in_decode(attempt(THREE._replace(max_attempts=2)))
-    machine.leg_failed("d1", LegEnd(Outcome.RESET, idle_closed=True), output=False, now=1.0, draw=0.5)
+    machine.leg_failed("d1", LegEnd(Outcome.RESET, idle_closed=True), output=False, now=1.0, wait_s=0.1)
     machine.prefilled("p1", 2.0)
     machine.dispatched()
-    assert isinstance(machine.leg_failed("d1", LegEnd(Outcome.REFUSED), output=False, now=3.0, draw=0.5), Backoff)
+    assert isinstance(machine.leg_failed("d1", LegEnd(Outcome.REFUSED), output=False, now=3.0, wait_s=0.1), Backoff)
 
 
 @pytest.mark.rule("V6")
@@ -199,7 +196,7 @@ def test_what_the_machine_does_not_allow_changes_nothing() -> None:
     machine.begin()
     machine.cancelled()
     with pytest.raises(IllegalTransition):
-        machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, draw=0.5)
+        machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, wait_s=0.1)
     machine.cancelled()
     assert machine.state is State.DONE
 

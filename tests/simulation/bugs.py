@@ -104,9 +104,9 @@ def _choose_any(proxy: Proxy, _step: StartLeg) -> Any:
 class _RetriesAfterOutput(Attempt):
     __slots__ = ()
 
-    def leg_failed(self, engine: str, end: LegEnd, *, output: bool, now: float, draw: float) -> Step:
+    def leg_failed(self, engine: str, end: LegEnd, *, output: bool, now: float, wait_s: float) -> Step:
         del output
-        return super().leg_failed(engine, end, output=False, now=now, draw=draw)
+        return super().leg_failed(engine, end, output=False, now=now, wait_s=wait_s)
 
 
 def _cancel_halfway(request: Request) -> None:

@@ -56,7 +56,7 @@ def draw(seed: int) -> Plan:
     return Plan(
         seed=seed,
         core=core,
-        policy=Policy(max_attempts=rng.choice((1, 2, 3)), retry_base_s=0.1, retry_cap_s=1.0, handoff_max_age_s=25.0),
+        policy=Policy(max_attempts=rng.choice((1, 2, 3)), handoff_max_age_s=25.0),
         proxies=rng.choice((1, 2, 2, 3)),
         controls=2,
         lease_ttl_s=rng.choice((0.0, 3.0)),

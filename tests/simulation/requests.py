@@ -250,7 +250,7 @@ class Request:
         if not self.attempt.may_dispatch(proxy.now()):
             leg.close()
             self._leg_off(leg)
-            self._perform(self.attempt.expired(proxy.now(), proxy.world.rng.random()))
+            self._perform(self.attempt.expired(proxy.now(), self._wait_s()))
             return
         self.attempt.dispatched()
         self.handoff = None
@@ -319,9 +319,7 @@ class Request:
                 proxy.measure(leg.entry, leg.phase, Measure.STEP, took)
             self._perform(self.attempt.answered())
             return
-        step = self.attempt.leg_failed(
-            leg.entry.id, end, output=self.output, now=proxy.now(), draw=proxy.world.rng.random()
-        )
+        step = self.attempt.leg_failed(leg.entry.id, end, output=self.output, now=proxy.now(), wait_s=self._wait_s())
         if end.idle_closed and isinstance(step, StartLeg):
             self._perform(step)
             return
@@ -330,6 +328,10 @@ class Request:
         else:
             self.tell_failure(leg, end)
         self._perform(step)
+
+    def _wait_s(self) -> float:
+        """How long to wait before another attempt."""
+        return min(1.0, 0.1 * 2.0**self.attempt.retries) * (0.5 + 0.5 * self.proxy.world.rng.random())
 
     def tell_failure(self, leg: Leg, end: LegEnd) -> None:
         """Report what was seen, with the producer of what the leg read."""
