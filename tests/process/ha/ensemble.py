@@ -74,6 +74,7 @@ class Ensemble:
         self.past: dict[str, list[Program]] = {name: [] for name in NAMES}  # every one, oldest first
         self.dead_at: dict[int, float] = {}  # boot time at which a process of this id was known to be dead
         self.proxies: list[Program] = []
+        self.served = 0  # requests that clients were answered, ever
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -242,19 +243,15 @@ class Ensemble:
             stub = fleet_pb2_grpc.FleetServiceStub(channel)
             return list((await stub.GetHistory(fleet_pb2.GetHistoryRequest(), timeout=30)).epochs)
 
-    async def served(self) -> int:
-        """Requests that control has counted as served."""
-        return (await self.stage.status(self.at[await self.active()])).totals.served
+    async def counted(self) -> None:
+        """Wait until control counts as served what clients were ever served; fails when it counts more."""
 
-    async def counted(self, served: int) -> fleet_pb2.RequestTotals:
-        """The totals, once at least so many requests are counted as served."""
+        async def look() -> bool:
+            served = (await self.stage.status(self.at[await self.active()])).totals.served
+            assert served <= self.served, "something is counted twice"
+            return served == self.served
 
-        async def look() -> fleet_pb2.RequestTotals | None:
-            totals = (await self.stage.status(self.at[await self.active()])).totals
-            return totals if totals.served >= served else None
-
-        totals: fleet_pb2.RequestTotals = await until(look, f"{served} requests are counted")
-        return totals
+        await until(look, lambda: f"{self.served} requests are counted\n{self.tails()}")
 
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[Seen]:
@@ -282,6 +279,7 @@ class Ensemble:
                     else:
                         assert text == expected_text(prompt, 16)
                         seen.served += 1
+                        self.served += 1
                     await asyncio.sleep(0.1)  # a user's pause: the machine has other work, too
 
         tasks = [asyncio.create_task(ask(proxy, stream)) for proxy in self.proxies for stream in (False, True)]
