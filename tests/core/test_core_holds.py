@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narwhal.control.core.coverage import Candidate, cover, uncovered
+from narwhal.control.core.coverage import Candidate, after, cover, uncovered
 from narwhal.control.core.engine import Engine, IllegalTransitionError, Move, joining, ramp_from
 from narwhal.control.core.events import EventKind, ProbeInference, Woke
 from narwhal.control.core.publication import PlacementContent, publishable
@@ -147,6 +147,17 @@ def test_no_soft_hold_ever_empties_a_phase(candidates: list[Candidate]) -> None:
             (kept,) = does
             assert all((c.soft_since, kept.id) <= (kept.soft_since, c.id) for c in does)
             assert kept.soft_since == max(c.soft_since or 0.0 for c in could)
+
+
+@pytest.mark.rule("H4")
+@settings(max_examples=400, deadline=None)
+@given(candidates_strategy, st.sampled_from([None, 0.0, 2.0]))
+def test_what_each_would_serve_by_itself_is_what_coverage_says_then(
+    candidates: list[Candidate], soft_since: float | None
+) -> None:
+    changed = [without(c, soft_since=soft_since) for c in candidates]
+    each = {one.id: cover(one if c.id == one.id else c for c in candidates)[one.id] for one in changed}
+    assert after(candidates, changed) == each
 
 
 @pytest.mark.rule("H2")
@@ -296,7 +307,8 @@ def ejected() -> Engine:
 
 
 def snapshot(engine: Engine) -> tuple[object, ...]:
-    return (dict(engine.holds), engine.incarnation, engine.decided, engine.counted, engine.admitted_at, engine.ramp)
+    revisions = engine.changes.decided, engine.changes.counted
+    return (dict(engine.holds), engine.incarnation, revisions, engine.admitted_at, engine.ramp)
 
 
 def do(engine: Engine, move: Move) -> None:

@@ -2,9 +2,11 @@
 faults end everything is eligible again (spec H2, S6; habit: invariants after every step)."""
 
 import contextlib
+import copy
 import json
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -34,13 +36,16 @@ from narwhal.control.core.events import (
     UndrainCommand,
     Woke,
 )
+from narwhal.control.core.evidence import Action
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import aged, from_document, to_document
-from narwhal.control.core.invariants import InvariantBrokenError
-from narwhal.control.core.publication import publishable
+from narwhal.control.core.invariants import SMALL, InvariantBrokenError, check
+from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.survey import Survey
+from narwhal.control.core.suspicion import Suspicion
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Hold, Outcome, Phase, Stage, Verdict
-from tests.core.rig import EDGE, NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
+from tests.core.rig import NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
 
 PROXIES = [ProxyKey(id=name, slot=0, boot=1) for name in ("a", "b", "c")]
 ENGINES = (prefill("p1"), prefill("p2", pinned=True), decode("d1"), decode("d2", pinned=True), decode("d3"))
@@ -74,6 +79,7 @@ class Walk:
         assert revisions[1] >= self.revisions[1]
         self.revisions = revisions
         content = fleet.placement(now=now)
+        self.looked_at_anew(content)
         for stored in (fleet.incarnations(), dict.fromkeys(content.engines, 1)):
             published = publishable(content, stored)
             self.covered(published.candidates, {p for e in published.engines.values() for p in e.phases})
@@ -81,6 +87,16 @@ class Walk:
         assert {e.id: e.phases for e in view.engines} == {e.id: e.phases for e in content.engines.values()}
         assert view.totals.served == self.served
         assert self.rig.fleet.next_due() is None or isinstance(self.rig.fleet.next_due(), float)
+
+    def looked_at_anew(self, content: PlacementContent) -> None:
+        """What is kept up with each change is what a look at everything comes to."""
+        fleet, now = self.rig.fleet, self.rig.now
+        anew = copy.copy(fleet._picture)
+        anew._survey, anew._entries, anew._content = Survey(fleet._roster), {}, None
+        fleet._roster.changes.anew = True
+        assert anew.placement(now=now) == content
+        assert anew.candidates(now) == content.candidates
+        assert anew.boundary == fleet._picture.boundary
 
     @staticmethod
     def covered(candidates: tuple[Candidate, ...], served: set[Phase]) -> None:
@@ -244,14 +260,22 @@ def test_a_state_that_no_history_leads_to_raises_at_the_next_step() -> None:
             rig.send(Woke())
 
 
-def test_a_step_looks_at_the_engines_it_is_about_and_a_stage_at_all() -> None:
-    """Reports and acknowledgements come by the hundred a second: none of them may cost more in a large fleet."""
-    rig = Rig(prefill("p"), decode("d"))
-    rig.fleet._engines["d"].holds[Hold.VERIFICATION] = Held(kind=Hold.VERIFICATION, reason="", since=0.0)
-    rig.report("p", Outcome.HANDOFF)
-    rig.send(ProxyAcked(proxy=EDGE, epoch=1, version=1, resident={"d": 1}))
-    with pytest.raises(InvariantBrokenError):
-        rig.report("d", Outcome.STREAM_COMPLETE)
-    for stage in Stage:
+def test_in_a_large_fleet_such_a_state_raises_when_the_step_is_about_it_or_at_the_next_pass() -> None:
+    engines = [prefill("p"), *(decode(f"d{n}") for n in range(SMALL))]
+    saved = Rig(*engines).saved()
+    for about_it in (True, False):
+        rig = Rig(*engines, saved=saved)
+        spoilt = rig.fleet._engines["d7"]
+        spoilt.holds[Hold.VERIFICATION] = Held(kind=Hold.VERIFICATION, reason="", since=0.0)
+        rig.send(EjectCommand(engine="d8", reason=""))
+        step = partial(rig.send, ProbeCommand(engine="d7")) if about_it else rig.run_pass
         with pytest.raises(InvariantBrokenError):
-            rig.tick(stage)
+            step()
+
+
+def test_what_is_kept_of_an_engine_that_is_gone_raises() -> None:
+    suspicion = Suspicion(action=Action.HEALTH_PROBE, reason="")
+    with pytest.raises(InvariantBrokenError):
+        check({}, {}, {"d7": suspicion}, about=["d7"], whole=False)
+    with pytest.raises(InvariantBrokenError):
+        check({}, {}, {"d7": suspicion})

@@ -91,7 +91,7 @@ class Asker:
         healthy = [
             e
             for e in self._engines.values()
-            if e.id != suspect.id and e.able(phase) and e.candidate(now=now).free and not doubted(e)
+            if e.id != suspect.id and e.able(phase) and e.free(now=now) and not doubted(e)
         ]
         turn = suspect.numbers % len(healthy) if healthy else 0
         turned = healthy[turn:] + healthy[:turn]

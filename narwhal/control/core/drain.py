@@ -95,7 +95,7 @@ class Drains:
             whole=whole,
         )
         engine.drain = drain
-        engine.decided += 1
+        engine.decide()
         decisions: list[Decision] = [telling.drain_begun(engine.id, drain, command.deadline_s)]
         if not whole:
             self._take_out(engine, drain, now=now)
@@ -160,7 +160,7 @@ class Drains:
         for engine, drain in self._drained():
             if now >= drain.due and not drain.settled and not drain.overdue:
                 drain.overdue = True
-                engine.decided += 1
+                engine.decide()
                 decisions.append(telling.drain_overdue(engine.id, self.waits_for(engine, now=now)))
         return decisions
 
@@ -172,7 +172,7 @@ class Drains:
                 decisions.append(self._capture(engine, drain, now=now))
             if not drain.settled and next(self._waits(engine, drain, now), None) is None:
                 drain.settled = True
-                engine.decided += 1
+                engine.decide()
                 decisions += [telling.drain_settled(engine.id), Settled(engine=engine.id)]
         return decisions
 
@@ -236,7 +236,7 @@ class Drains:
             drain.capture_due = now + self._settings.monitor_interval_s
             return []
         drain.captured, drain.identity = True, event.identity
-        engine.decided += 1
+        engine.decide()
         return [telling.identity_captured(engine.id, drain), *self.progress(now=now)]
 
     # --- what it waits for --------------------------------------------------------------------------------------------

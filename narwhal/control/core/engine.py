@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
+from narwhal.control.core.changes import Changes
 from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.events import CheckResult, ProcessIdentity
 from narwhal.control.core.evidence import Evidence
@@ -138,8 +139,7 @@ class Engine:
     health: tuple[HealthSeen, ...] = ()  # the newest answers to health probes, oldest first
     gates: dict[tuple[Verdict, str], int] = field(default_factory=dict)  # tries of the gate → how many, see view
     numbers: int = 0  # last number given to a check or a probe
-    decided: int = 0  # rises with every change that must be stored at once
-    counted: int = 0  # rises with every change that the next pass may store
+    changes: Changes = field(default_factory=Changes, repr=False)  # of the fleet that the record is of
 
     @property
     def id(self) -> str:
@@ -175,6 +175,14 @@ class Engine:
         """A try of its gate is over, by the check that decided; empty when all passed."""
         self.gates[verdict, check] = self.gates.get((verdict, check), 0) + 1
 
+    def decide(self) -> None:
+        """Something about it has changed that must be stored at once."""
+        self.changes.decide(self.spec.id)
+
+    def count(self) -> None:
+        """Something about it has changed that the next pass may store."""
+        self.changes.counted += 1
+
     def next_number(self) -> int:
         """A number for the next check or probe; an answer with another is not believed."""
         self.numbers += 1
@@ -194,7 +202,7 @@ class Engine:
         self.ramp = ramp_from(now, ramp_s)
         self.settled_weight = RAMP_START if self.ramp else 1.0
         self._forget()
-        self.decided += 1
+        self.decide()
 
     def eject(self, reason: str, *, now: float) -> None:
         """Out of placement (spec F3, L2, R8, R9). An engine that was never admitted cannot be ejected."""
@@ -203,7 +211,7 @@ class Engine:
             self.holds.pop(kind, None)
         self.holds[Hold.EJECTED] = Held(kind=Hold.EJECTED, reason=reason, since=now)
         self.ramp, self.settled_weight = (), 1.0
-        self.decided += 1
+        self.decide()
 
     def rejoin(self, spec: EngineSpec, reason: str, *, now: float) -> None:
         """It is another engine under an old id: its address changed (spec R8). Incarnations go on rising."""
@@ -215,7 +223,7 @@ class Engine:
         self.ramp, self.settled_weight = (), 1.0
         self.checks.clear()
         self._forget()
-        self.decided += 1
+        self.decide()
 
     def place(self, kind: Hold, reason: str, *, now: float, due: float | None = None) -> None:
         """Put a hold on; one that it carries already keeps its start and takes the new reason and deadline."""
@@ -226,7 +234,7 @@ class Engine:
         before = self.holds.get(kind)
         since = before.since if before is not None and before.active(now) else now
         self.holds[kind] = Held(kind=kind, reason=reason, since=since, due=due)
-        self.decided += 1
+        self.decide()
 
     def lift(self, kind: Hold) -> None:
         """Take a hold off."""
@@ -235,16 +243,18 @@ class Engine:
         if kind not in self.holds:
             raise IllegalTransitionError(f"{self.id} carries no {kind} hold")
         del self.holds[kind]
-        self.decided += 1
+        self.decide()
 
     def expire(self, *, now: float) -> list[Held]:
         """Drop the holds and ramp steps whose time has come; returns the holds."""
         over = [h for h in self.holds.values() if not h.active(now)]
         for held in over:
             del self.holds[held.kind]
-        self.decided += bool(over)
+        if over:
+            self.decide()
         self.settled_weight = self.weight(now=now)
         self.ramp = tuple(step for step in self.ramp if now < step[0])
+        self.changes.look(self.spec.id)
         return over
 
     def _require(self, move: Move) -> None:
@@ -257,13 +267,17 @@ class Engine:
         self.evidence.stalls = 0
         self.evidence.timeout_is_stream = False
         self.misses = 0
-        self.counted += 1
+        self.count()
 
     # --- what it amounts to -------------------------------------------------------------------------------------------
 
     def carried(self, *, now: float) -> tuple[Held, ...]:
         """The holds in force, in the order of the vocabulary."""
         return tuple(self.holds[kind] for kind in Hold if kind in self.holds and self.holds[kind].active(now))
+
+    def free(self, *, now: float) -> bool:
+        """Whether it carries no hold, as `Candidate.free`."""
+        return not any(h.active(now) for h in self.holds.values())
 
     def candidate(self, *, now: float, without: Iterable[Hold] = ()) -> Candidate:
         """What coverage needs to know; `without` the named holds."""

@@ -9,7 +9,7 @@ stored. An exception from `handle` or `tick` other than `CommandRefusedError` is
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.commands import Commands
@@ -48,7 +48,7 @@ from narwhal.control.core.evidence import CLASS_OF, Seen
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
-from narwhal.control.core.invariants import check, check_some, concerned
+from narwhal.control.core.invariants import check
 from narwhal.control.core.liveness import SILENCE, Liveness, note_health
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
@@ -148,7 +148,7 @@ class Fleet:
         """
         effects = self._expire(now)
         effects += self._carry(self._decide(event, now), now)
-        return self._settle(effects, now, about=concerned(event))
+        return self._settle(effects, now, about=getattr(event, "engine", ""))
 
     def tick(self, stage: Stage, *, now: float) -> tuple[Effect, ...]:
         """The core's share of one stage of a monitor pass."""
@@ -355,27 +355,26 @@ class Fleet:
     def _expire(self, now: float) -> list[Effect]:
         """Holds end at their deadline, whatever woke us."""
         self._picture.candidates(now)
-        if self._picture.boundary is None or now < self._picture.boundary:
-            return []
         return [
-            telling.hold_ended(engine.id, held.kind, f"its time is over; it was for: {held.reason}")
-            for engine in self._engines.values()
-            for held in engine.expire(now=now)
+            telling.hold_ended(name, held.kind, f"its time is over; it was for: {held.reason}")
+            for name in self._picture.due(now)
+            for held in self._engines[name].expire(now=now)
         ]
 
-    def _settle(self, effects: list[Effect], now: float, *, about: Iterable[str] | None = None) -> tuple[Effect, ...]:
-        """Tell what has changed in sum; keep the history; check that the state is one that may be: of the engines that
-        the step was about, or that it has effects on; of all of them without `about`."""
+    def _settle(self, effects: list[Effect], now: float, *, about: str | None = None) -> tuple[Effect, ...]:
+        """Tell what has changed in sum; keep the history; check that the state is one that may be. `about`: the engine
+        that an event names; None for a stage of a pass."""
         effects += self._summary.told(now=now)
         for effect in effects:
             if isinstance(effect, Record) and effect.engine in self._engines:
                 kept = self._history.setdefault(effect.engine, deque(maxlen=HISTORY_KEPT))
                 kept.append((now, effect.message))
-        if about is None:
-            check(self._engines, self._readmission.gates, self._suspicions.known)
-        else:
-            names = {*about, *(effect.engine for effect in effects)} & self._engines.keys()
-            check_some(map(self._engines.__getitem__, names), self._readmission.gates, self._suspicions.known)
+        changes = self._roster.changes
+        names, changes.unchecked = changes.unchecked, {}
+        if about:
+            names[about] = None
+        known = self._suspicions.known
+        check(self._engines, self._readmission.gates, known, about=names, whole=about is None)
         return tuple(effects)
 
     # --- what is to be stored -----------------------------------------------------------------------------------------
@@ -383,12 +382,12 @@ class Fleet:
     @property
     def revision(self) -> int:
         """Rises with every durable decision; persist at once."""
-        return self._roster.decided
+        return self._roster.changes.decided
 
     @property
     def counters_revision(self) -> int:
         """Rises with counters, streaks, report cursors and the roster of proxies; the next pass persists."""
-        return self._tallies.changed + self._proxies.changed + self._roster.counted
+        return self._tallies.changed + self._proxies.changed + self._roster.changes.counted
 
     def incarnations(self) -> dict[str, int]:
         """The incarnation of each engine, 0 for one that was never admitted."""

@@ -56,7 +56,7 @@ class Intake:
                 self._tallies.count_unknown(run)
                 continue
             engine.outcomes[run.outcome] = engine.outcomes.get(run.outcome, 0) + run.count
-            engine.counted += 1
+            engine.count()
             yield self._judge(batch.proxy, run, engine, now=now)
 
     def _judge(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:

@@ -126,7 +126,7 @@ class Liveness:
         known = engine.identity
         if known is None:
             engine.identity = identity
-            engine.decided += 1
+            engine.decide()
             return []
         if same_process(known, identity):
             return []
@@ -146,7 +146,7 @@ class Liveness:
                 continue
             engine = self._engines[engine_id]
             engine.misses += 1
-            engine.counted += 1
+            engine.count()
             if engine.misses >= self._settings.liveness_misses:
                 reason = f"{silent(engine.misses)}: {why}"
                 decisions.append(Ejection(engine=engine_id, cause=Cause.LIVENESS, reason=reason))

@@ -25,6 +25,8 @@ class PlacementContent:
 
 def unstored(incarnations: Mapping[str, int], stored: Mapping[str, int]) -> frozenset[str]:
     """Engines whose incarnation no stored handoff has yet. One that was never admitted has nothing to store."""
+    if incarnations == stored:
+        return frozenset()
     return frozenset(e for e, incarnation in incarnations.items() if incarnation and stored.get(e) != incarnation)
 
 
@@ -46,12 +48,10 @@ def publishable(content: PlacementContent, stored: Mapping[str, int]) -> Placeme
     candidates = outside(content.candidates, waiting)
     phases = cover(candidates)
     nothing: frozenset[Phase] = frozenset()
-    engines = {
-        entry.id: replace(
-            entry,
-            phases=phases.get(entry.id, nothing),
-            phases_after_quarantine=nothing if entry.id in waiting else entry.phases_after_quarantine,
-        )
-        for entry in content.engines.values()
-    }
+    engines = dict(content.engines)
+    for name, entry in content.engines.items():
+        may = phases.get(name, nothing)
+        after = nothing if name in waiting else entry.phases_after_quarantine
+        if (may, after) != (entry.phases, entry.phases_after_quarantine):
+            engines[name] = replace(entry, phases=may, phases_after_quarantine=after)
     return PlacementContent(closed=content.closed, engines=engines, candidates=candidates)

@@ -5,7 +5,7 @@ Decides nothing: the phases it shows are those that coverage gave.
 
 from collections.abc import Iterator
 
-from narwhal.control.core.coverage import Candidate, cover
+from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.telling import failure_words
 from narwhal.control.core.view import CheckView, DrainView, EngineView, EvidenceView, HealthView, HoldView
@@ -13,14 +13,16 @@ from narwhal.placement import EngineEntry
 from narwhal.vocabulary import HARD_HOLDS, Check, FailureClass, Hold, Phase
 
 
-def entry(engine: Engine, candidates: tuple[Candidate, ...], phases: frozenset[Phase], *, now: float) -> EngineEntry:
-    """The engine in placement. `candidates`: the whole fleet, for what it may serve once its quarantine ends."""
+def released(engine: Engine, *, now: float) -> Candidate | None:
+    """What the engine is once its quarantine ends; None when it is in none."""
+    held = engine.holds.get(Hold.QUARANTINE)
+    return engine.candidate(now=now, without=(Hold.QUARANTINE,)) if held is not None and held.active(now) else None
+
+
+def entry(engine: Engine, phases: frozenset[Phase], after: frozenset[Phase], *, now: float) -> EngineEntry:
+    """The engine in placement. `after`: the phases that it may serve once its quarantine ends."""
     held = engine.carried(now=now)
     quarantine = next((h for h in held if h.kind is Hold.QUARANTINE), None)
-    after: frozenset[Phase] = frozenset()
-    if quarantine is not None:
-        free = engine.candidate(now=now, without=(Hold.QUARANTINE,))
-        after = cover(free if c.id == engine.id else c for c in candidates)[engine.id]
     return EngineEntry(
         id=engine.id,
         url=engine.spec.url,

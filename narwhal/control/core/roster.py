@@ -7,6 +7,7 @@ suspicions; the caller tells those who keep something about an engine. Pure.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from narwhal.control.core.changes import Changes
 from narwhal.control.core.engine import Engine, joining
 from narwhal.control.core.events import EventKind
 from narwhal.control.core.handoff import SavedEngine
@@ -31,20 +32,9 @@ class Roster:
     def __init__(self, *, numbers: int) -> None:
         """`numbers`: where the numbers of checks and probes begin."""
         self.engines: dict[str, Engine] = {}
+        self.changes = Changes()
         self._numbers = numbers
         self._incarnations: dict[str, int] = {}  # of engines that are gone, should they come back
-        self._decided = 0  # of records that are gone, so that revisions only rise
-        self._counted = 0
-
-    @property
-    def decided(self) -> int:
-        """Rises with every durable decision."""
-        return self._decided + sum(e.decided for e in self.engines.values())
-
-    @property
-    def counted(self) -> int:
-        """Rises with counters and streaks."""
-        return self._counted + sum(e.counted for e in self.engines.values())
 
     def load(self, settings: CoreSettings, saved: Mapping[str, SavedEngine], *, now: float) -> None:
         """The engines at the start: as `saved`, or joining."""
@@ -52,7 +42,11 @@ class Roster:
             known = saved.get(spec.id)
             engine = joining(spec, now=now) if known is None else load_engine(spec, known, settings, now=now)
             engine.numbers = self._numbers
-            self.engines[spec.id] = engine
+            self._keep(engine)
+
+    def _keep(self, engine: Engine) -> None:
+        engine.changes = self.changes
+        self.engines[engine.id] = engine
 
     def reload(self, settings: CoreSettings, *, now: float) -> list[Change]:
         """The fleet file was read again. Returns what changed, removals first."""
@@ -68,7 +62,7 @@ class Roster:
             self.engines[spec.id] = known
             if known.spec != spec:
                 changes.append(self._change(known, spec, now))
-        self._decided += 1
+        self.changes.renew()
         return changes
 
     def _add(self, spec: EngineSpec, now: float) -> Change:
@@ -76,7 +70,7 @@ class Roster:
         engine.numbers = self._numbers
         # Outcomes of the engine that had this id before must not speak about this one.
         engine.incarnation = self._incarnations.pop(spec.id, 0)
-        self.engines[spec.id] = engine
+        self._keep(engine)
         return Change(kind=EventKind.ENGINE_ADDED, engine=spec.id, words="added to the fleet", anew=True)
 
     def _remove(self, engine: Engine) -> Change:
@@ -94,17 +88,15 @@ class Roster:
             if other is not engine:
                 other.numbers = engine.numbers
                 self._retire(engine)
-            self.engines[spec.id] = other
+            self._keep(other)
             words = f"its address changed from {before.url}"
             return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True)
         engine.spec = spec
         if spec.role is not before.role or spec.pinned:
             engine.role = spec.role
-        engine.decided += 1
+        engine.decide()
         words = "its entry in the fleet file changed"
         return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=False)
 
     def _retire(self, engine: Engine) -> None:
-        self._decided += engine.decided
-        self._counted += engine.counted
         self._numbers = max(self._numbers, engine.numbers)

@@ -5,9 +5,12 @@ a trial's transfers say (`transfers`). Pure.
 
 | the candidate has, for each phase that it may run | it is tried with |
 |---|---|
-| an eligible peer whose own transfers have worked | every such peer, at once |
+| an eligible peer whose own transfers have worked | such peers, at once |
 | none | the other candidates that come through the checks before, and eligible engines that nobody could test yet |
 | nobody of these either | nobody: `not tested: no peer` |
+
+With all of them in a small fleet, with `PEERS` in each direction in a large one: a fleet that starts makes as many
+transfers as it has engines, times a number, instead of their square.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +22,7 @@ from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.transfers import Candidate, Fault, Link, Seen, Trial, judged
 from narwhal.vocabulary import Check, Phase, Verdict
 
+PEERS = 8
 LOST = Seen(fault=Fault.UNKNOWN, words="no answer came back")
 
 
@@ -54,7 +58,7 @@ class Rounds:
 
     def alone(self, engine: Engine, *, now: float) -> bool:
         """Whether a phase that it may run has no eligible peer whose own transfers have worked."""
-        return not all(_partners(engine, self._firm(now)).values())
+        return not all(self._partners(engine, self._firm(now)).values())
 
     # --- trials -------------------------------------------------------------------------------------------------------
 
@@ -79,7 +83,7 @@ class Rounds:
         firm = self._firm(now) if self._waiting else []
         for name in list(self._waiting):
             engine = self._engines[name]
-            partners = _partners(engine, firm)
+            partners = self._partners(engine, firm)
             if not all(partners.values()):
                 lacking.append(engine)
                 continue
@@ -99,20 +103,36 @@ class Rounds:
 
     def _together(self, lacking: Sequence[Engine], firm: Sequence[Engine], *, now: float) -> None:
         """One trial of all that lack a peer, with each other and with whom nobody could test yet."""
-        unproven = [e for e in self._engines.values() if e.candidate(now=now).free and not _proven(e)]
+        unproven = [e for e in self._engines.values() if e.free(now=now) and not _proven(e)]
         candidates, proven = [], set()
         for engine in lacking:
             del self._waiting[engine.id]
-            partners = _partners(engine, firm)
+            partners = self._partners(engine, firm)
             proven.update(_all(partners))
-            others = _partners(engine, [*lacking, *unproven])
+            others = self._partners(engine, [*lacking, *unproven])
             partners = {phase: partners[phase] or others[phase] for phase in partners}
             candidates.append(Candidate(id=engine.id, partners=partners))
         self._trials.append(Trial(candidates, proven=proven))
 
     def _firm(self, now: float) -> list[Engine]:
         """Eligible engines whose own transfers have worked."""
-        return [e for e in self._engines.values() if e.candidate(now=now).free and _proven(e)]
+        return [e for e in self._engines.values() if e.free(now=now) and _proven(e)]
+
+    def _partners(self, engine: Engine, among: Sequence[Engine]) -> dict[Phase, list[str]]:
+        """For each phase that it may run, those to run the other one with."""
+        return {
+            phase: self._some(engine, phase, _able(engine, phase.other, among)) for phase in Phase if engine.able(phase)
+        }
+
+    def _some(self, engine: Engine, phase: Phase, able: list[str]) -> list[str]:
+        """`PEERS` of them: for each candidate those that stand where it stands in the fleet, so that no peer has much
+        more to do than another, and the same at each try. Where both of a pair are tried, one looks ahead and the other
+        back, so that they mean each other."""
+        if len(able) <= PEERS:
+            return able
+        place = [e.id for e in self._engines.values() if e.role is engine.role].index(engine.id)
+        first = place if phase is Phase.PREFILL else place - PEERS + 1
+        return [able[(first + n) % len(able)] for n in range(PEERS)]
 
     def _ask(self, trial: Trial, link: Link, *, now: float) -> RunTransfer:
         account = self._engines[trial.owner(link)]
@@ -158,11 +178,6 @@ class Rounds:
 
 def _ends(link: Link) -> tuple[str, str]:
     return link.producer, link.consumer
-
-
-def _partners(engine: Engine, among: Sequence[Engine]) -> dict[Phase, list[str]]:
-    """For each phase that it may run, those to run the other one with."""
-    return {phase: _able(engine, phase.other, among) for phase in Phase if engine.able(phase)}
 
 
 def _all(partners: Mapping[Phase, Sequence[str]]) -> set[str]:

@@ -4,7 +4,7 @@ Decides: when that is another than was told last. It cannot see: what changed it
 """
 
 from narwhal.control.core import telling
-from narwhal.control.core.coverage import Candidate, cover
+from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.picture import Picture
 from narwhal.vocabulary import Phase
@@ -26,18 +26,18 @@ class Summary:
         if candidates is self._seen and closed == self._closed:
             return []
         self._seen, self._closed = candidates, closed
-        records = self._protection(candidates)
-        reason = self._picture.not_ready(candidates)
+        records = self._protection(candidates, now)
+        reason = self._picture.not_ready(now=now)
         if reason != self._reason:
             self._reason = reason
             kind = EventKind.NOT_READY if reason else EventKind.READY
             records.append(Record(kind=kind, message=f"not ready: {reason}" if reason else "ready"))
         return records
 
-    def _protection(self, candidates: tuple[Candidate, ...]) -> list[Record]:
+    def _protection(self, candidates: tuple[Candidate, ...], now: float) -> list[Record]:
         """Tell of engines that serve in spite of soft holds, once each."""
         held = [c for c in candidates if not c.hard and c.soft_since is not None]
-        phases = cover(candidates) if held else {}
+        phases = self._picture.phases(now) if held else {}
         before, self._kept = self._kept, frozenset(c.id for c in held if phases[c.id])
         return [
             telling.kept(engine, " and ".join(p for p in Phase if p in phases[engine]))

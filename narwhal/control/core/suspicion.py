@@ -84,7 +84,7 @@ class Suspicions:
         """`count` failures of one class that count against an engine in service."""
         before = engine.evidence.streaks.get(failure, 0)
         engine.evidence.add(failure, seen, count)
-        engine.counted += 1
+        engine.count()
         decisions: list[Decision] = []
         if failure not in NO_QUARANTINE and self._settings.failure_quarantine_s > 0:
             decisions += self._quarantine(engine, failure, now=now)
@@ -286,7 +286,8 @@ class Suspicions:
         held = Hold.VERIFICATION in engine.holds
         changed = engine.evidence.clear(CLEARED_BY_HEALTH, held=held) or engine.misses > 0
         engine.misses = 0
-        engine.counted += changed
+        if changed:
+            engine.count()
         waiting = self.known.get(engine.id)
         if waiting is not None and waiting.action is Action.HEALTH_PROBE and not waiting.open:
             del self.known[engine.id]
@@ -332,7 +333,7 @@ class Suspicions:
         engine.relapses.watch(suspicion.classes & classes, now=now, window_s=self._settings.relapse_window_s)
         engine.evidence.clear(classes)
         engine.evidence.producers.clear()
-        engine.counted += 1
+        engine.count()
         suspicion.held, suspicion.classes = False, set()
         decisions: list[Decision] = []
         for kind in (Hold.VERIFICATION, Hold.QUARANTINE):

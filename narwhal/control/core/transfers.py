@@ -105,8 +105,8 @@ class Trial:
             for phase in candidate.partners:
                 for link in candidate.links(phase):
                     self._links.setdefault(link, _Progress())
-        # What follows from the links. A fleet that starts has as many as its engines squared: none of them may be
-        # looked at more often than it is tried.
+        # What follows from the links. A large fleet that starts has thousands: none of them may be looked at more often
+        # than it is tried.
         self._to_begin: dict[str, dict[Link, None]] = {}  # by engine, in the order of the links
         for link in self._links:
             for engine in (link.producer, link.consumer):
@@ -195,7 +195,8 @@ class Trial:
         trusted = [*self.candidates, *(e for e in dict.fromkeys(trusted) if e not in self.candidates)]
         at_fault = self._at_fault()
         trusted = [e for e in trusted if e not in at_fault]
-        while dropped := self._unfit(trusted):
+        pairs = self._pairs()
+        while dropped := self._unfit(trusted, pairs):
             trusted.remove(dropped)
         for candidate in self.candidates.values():
             passed = candidate.id in trusted
@@ -216,11 +217,11 @@ class Trial:
         producers = {link.producer for link, fault in ends if fault is Fault.PRODUCER}
         return producers | {link.consumer for link, fault in ends if fault is Fault.CONSUMER}
 
-    def _unfit(self, trusted: Sequence[str]) -> str | None:
-        """Whom to drop next."""
+    def _unfit(self, trusted: Sequence[str], pairs: Sequence[Link]) -> str | None:
+        """Whom to drop next. `pairs`: that failed."""
         known = {*trusted, *self.proven}
         failed = dict.fromkeys(trusted, 0)
-        for link in self._pairs():
+        for link in pairs:
             if {link.producer, link.consumer} <= known:
                 for engine in (link.producer, link.consumer):
                     if engine in failed:
@@ -255,7 +256,7 @@ class Trial:
             if not peers:
                 parts.append(f"{phase} not tested: no peer")
             else:
-                named = _named(peers)
+                named = ", ".join(peers)
                 parts.append(f"{named} {done}" if phase is Phase.PREFILL else f"{done} {named}")
         if not tested:
             return CheckResult(verdict=Verdict.NOT_TESTED, detail="no peer")
