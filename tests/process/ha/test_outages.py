@@ -1,7 +1,8 @@
 """Etcd hangs for one process, goes away for a while, loses a member, compacts or forgets: real processes, under load.
 
 By hand: NARWHAL_OUTAGES sets how many short outages follow one another (2 unless told otherwise, 20 for case I3), and
-NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4).
+NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4), with
+NARWHAL_OUTAGE_KIND=hangs not by the death of etcd's members but by their silence.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, pas
 from tests.process.harness import until
 
 OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "2"))
+HANGS = os.environ.get("NARWHAL_OUTAGE_KIND", "dies") == "hangs"
 OUTAGE_S = float(os.environ.get("NARWHAL_OUTAGE_S", "4"))
 
 
@@ -69,13 +71,19 @@ async def test_case_I4_etcd_away_for_long_is_outlived_by_everybody(fleet: Ensemb
     name, epoch = await fleet.settled()
     before = state(await fleet.document(name))
     async with fleet.load() as seen:
-        await asyncio.to_thread(fleet.etcd.kill)
+        if HANGS:
+            everywhere(fleet, signal.SIGSTOP)
+        else:
+            await asyncio.to_thread(fleet.etcd.kill)
         began = boottime()
         await until(lambda: not_active(fleet, name), "it fences itself")
         fenced_s = boottime() - began
         await passed(OUTAGE_S - fenced_s)
         assert not await leaders(fleet)
-        await asyncio.to_thread(fleet.etcd.start)
+        if HANGS:
+            everywhere(fleet, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(fleet.etcd.start)
         back = boottime()
         again, newest = await fleet.settled()
         await seen.more(6)
