@@ -165,7 +165,9 @@ class Ensemble:
                     continue
                 status = await self.stage.status(self.at[name])
                 fit = [s for s in status.standbys if s.copy_epoch == status.epoch and not s.problem]
-                listed = await self.stage.proxies(self.at[name])
+                listed: list[fleet_pb2.ProxyStatus] = []
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it leads no more
+                    listed = await self.stage.proxies(self.at[name])
                 current = [p for p in listed if p.connected and p.acked_epoch == status.epoch and not p.lag]
                 warm = await self.subscribers(self.other(name))
                 if status.control_ready and fit and len(current) == warm == PROXIES:
