@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "narwhal.cli.commands.proxies:proxies",
         "Show every proxy worker: its placement, lag and legs in flight.",
     ),
+    "replay": ("narwhal.cli.commands.replay:replay", "Show what an event journal holds, or what would have been."),
     "undrain": (
         "narwhal.cli.commands.undrain:undrain",
         "Have the gates of drained engines tried now, and say how that ended.",

@@ -322,7 +322,7 @@ class Event:
     @property
     def time(self) -> str:
         """`at` as UTC, to the millisecond."""
-        return instant(self.at)
+        return utc(self.at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +409,7 @@ def step(before: Placement, after: Placement) -> PlacementStep:
     return PlacementStep(epoch=after.epoch, version=after.version, closed=after.closed, changes=tuple(changes))
 
 
-def instant(at: float) -> str:
+def utc(at: float) -> str:
     """Seconds since the Unix epoch as UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -59,7 +59,8 @@ async def check_attestation(client: EngineClient, request: RunCheck) -> Passed:
     """The attestation document matches the contract field by field, and names the process that runs (spec R7).
 
     The document is a JSON object with the contract's fields, and `process`: an object with `version` and `started_at`
-    (seconds since the Unix epoch) as the engine itself says them. Further fields mean nothing here.
+    (seconds since the Unix epoch) as the engine itself says them. Further fields, such as the `digest` that
+    `narwhal-attest` adds, count where the contract names them.
     """
     document = await _document(client, request)
     if wrong := list(_differences(client.settings.contract or {}, document)):
@@ -180,7 +181,8 @@ async def _document(client: EngineClient, request: RunCheck) -> dict[str, Any]:
     what = "GET attestation document"
     answer = await client.fetch(request.attestation_url, what=what, timeout_s=request.timeout_s)
     if answer.status != 200:
-        raise Failed(f"{what} answered {answer.status}")
+        words = said(answer.body)  # whoever serves it knows why there is none
+        raise Failed(f"{what} answered {answer.status}{f': {words}' if words else ''}")
     try:
         document = orjson.loads(answer.body)
     except orjson.JSONDecodeError:

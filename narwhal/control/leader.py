@@ -9,6 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -19,12 +20,14 @@ from narwhal.control.core.events import Answer, EventKind, Record, Reloaded, Sta
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import aged
 from narwhal.control.core.history import Ending, History
+from narwhal.control.journal import Journal
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner
 from narwhal.control.observe import Observer
 from narwhal.control.plan import Plan
 from narwhal.control.probes import Probes
 from narwhal.control.publisher import Publisher
+from narwhal.control.snapshot import pack
 from narwhal.control.standing import Readiness, Standing, active, over, told
 from narwhal.control.store.base import Lease, Owner, Store, StoreError
 from narwhal.control.writer import NotLeading
@@ -81,9 +84,10 @@ class Leader:
         address: str,
         resume: bool,
         runners: Runners = stage_runners,
+        journal: Journal | None = None,
     ) -> None:
         """`holder` and `address` are what the lease names; `resume` is the flag of the start. `runners` makes the
-        stages of a monitor pass."""
+        stages of a monitor pass. `journal` keeps what the core is given, where one is kept."""
         self.standing = Standing.STARTING
         self.writes: Counter[str] = Counter()
         self.passes = 0  # monitor passes since this process began
@@ -96,6 +100,7 @@ class Leader:
         self._publisher = publisher
         self._observer = observer
         self._runners = runners
+        self.journal = journal
         self._term: Term | None = None
         self._moving: asyncio.Task[None] | None = None
         self._yielded_at: float | None = None  # when anybody of the fleet yielded last, monotonic seconds
@@ -302,8 +307,12 @@ class Leader:
             loop.post(event)
 
         probes = Probes(self.plan.probes, clock=self._clock, post=answered)
+        fleet = Fleet(self.plan.core, now=now, epoch=lease.epoch, saved=saved)
+        if self.journal is not None:
+            whole = partial(pack, fleet)
+            self.journal.begin(self.plan.core, saved=saved, epoch=lease.epoch, now=now, pack=whole)
         loop = ControlLoop(
-            fleet=Fleet(self.plan.core, now=now, epoch=lease.epoch, saved=saved),
+            fleet=fleet,
             lease=lease,
             store=self._store,
             clock=self._clock,
@@ -312,6 +321,7 @@ class Leader:
             record=self._observer.record,
             fenced=fenced,
             writes=self.writes,
+            journal=self.journal,
         )
 
         def ended(failures: tuple[StageFailure, ...], took_s: float) -> None:

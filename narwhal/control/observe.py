@@ -37,6 +37,7 @@ _WARNINGS = frozenset(
         EventKind.HANDOFF_NOT_RESUMED,
         EventKind.STORE_FAILED,
         EventKind.STORE_WARNING,
+        EventKind.JOURNAL_FAILED,
         EventKind.RELOAD_REFUSED,
         EventKind.CONTROL_YIELDED,
         EventKind.YIELD_REFUSED,

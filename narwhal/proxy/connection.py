@@ -32,6 +32,7 @@ class Answer(NamedTuple):
     status: int
     head: bytes
     body: bytes
+    not_before: float = 0.0  # the answer was not complete at this instant; it may have lain unread since
 
     def header(self, name: bytes) -> str:
         """The first header of that name (given in lower case); empty when absent. The parser has checked it."""
@@ -80,8 +81,10 @@ class EngineConnection(asyncio.Protocol):
         "_head_done",
         "_interim",
         "_keep",
+        "_looked_at",
         "_loop",
         "_lost",
+        "_not_before",
         "_now",
         "_parser",
         "_parts",
@@ -127,6 +130,9 @@ class EngineConnection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._touched = False
+        # The watchdog's last two looks. The last is not enough: after the process was stopped it may come before the
+        # bytes that arrived meanwhile.
+        self._not_before = self._looked_at = 0.0
         self._status = 0
         self._size = 0
         self._parts: list[bytes] = []
@@ -180,6 +186,7 @@ class EngineConnection(asyncio.Protocol):
         self._head = b""
         self._chunk_ended = False
         self._head_done = self._complete = self._touched = self.heard = False
+        self._not_before = self._looked_at = 0.0
         self._size = 0
         self._parts = []
         waiter = self._waiter = self._loop.create_future()
@@ -249,6 +256,7 @@ class EngineConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """The watchdog's look: push the due instant after bytes, end what is late."""
+        self._not_before, self._looked_at = self._looked_at, now
         if self.heard or self.paused or not self.quiet_since:
             self.quiet_since = now
         if self.heard or self.paused:
@@ -260,6 +268,12 @@ class EngineConnection(asyncio.Protocol):
         elif now >= self.due:
             outcome = OUTCOMES[Seen.LATE][self.kind]
             self.settle(LegEnd(outcome, detail=f"nothing came for {now - self.quiet_since:.1f} s"), abort=True)
+
+    def excuse(self, stopped_s: float) -> None:
+        """This process did not run for so long: the engine's limits do not count that time, the request's own does."""
+        self.due += stopped_s
+        if self.quiet_since:
+            self.quiet_since += stopped_s
 
     # --- asyncio ---
 
@@ -377,7 +391,8 @@ class EngineConnection(asyncio.Protocol):
             else:
                 parts = self._parts
                 body = parts[0] if len(parts) == 1 else b"".join(parts)
-                self.settle(Answer(self._status, final_head(self._head), body), abort=False)
+                answer = Answer(self._status, final_head(self._head), body, self._not_before)
+                self.settle(answer, abort=False)
         self._sink = None
         self._head = b""
         if self._keep and self.usable and not self.paused:

@@ -25,6 +25,8 @@ from narwhal.vocabulary import Outcome
 
 # How often the watchdog looks. Not a time limit: it bounds how late any of them is noticed.
 WATCH_EVERY_S = 0.05
+# A look that comes so late says that this process did not run: it was stopped, or its machine was.
+STOPPED_S = 1.0
 
 # What an error number of a connection attempt means, first match first; others are `unreachable`. The first row has the
 # proxy's own causes (spec F5): no descriptor, no memory, no local port.
@@ -115,6 +117,7 @@ class Legs:
         self._all: set[EngineConnection] = set()
         self._connecting = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due = 0.0
         self._closed = False
         self.pairs = Pairs()
         # When an engine last made progress, by its URL, as the watchdog saw it.
@@ -234,11 +237,14 @@ class Legs:
     def watch(self) -> None:
         """Have the watchdog look again soon, if it is not about to anyway."""
         if self._timer is None and not self._closed:
+            self._look_due = self._clock.monotonic() + WATCH_EVERY_S
             self._timer = asyncio.get_running_loop().call_later(WATCH_EVERY_S, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now = self._clock.monotonic()
+        if now - self._look_due >= STOPPED_S:
+            self._excuse(now - self._look_due)
         oldest = now - self._settings().engine.keepalive_s
         for idle in self._idle.values():
             while idle and idle[0].idle_since <= oldest:
@@ -254,3 +260,10 @@ class Legs:
         again = self.on_tick is not None and self.on_tick(now)
         if again or self._all:
             self.watch()
+
+    def _excuse(self, stopped_s: float) -> None:
+        """Time in which nothing was read is not the engines' (spec F5); what came meanwhile is still to be read."""
+        for connection in self._all:
+            connection.excuse(stopped_s)
+        for url in self.heard_at:
+            self.heard_at[url] += stopped_s

@@ -235,15 +235,20 @@ class Generation:
         if self._record.phase is not RequestPhase.PREFILL:
             return None
         engine = self._engine
-        issued: Handoff = engine.ledger.issue(
-            f"{ident}-{_hex(32)}" if ask.chat else f"{ident}-0-{_hex(32)}",
-            request_id=request_id,
-            engine_id=engine.engine_id,
-            generation=engine.generation,
-            tokens=text.count_tokens(ask.prompts[0]),
-            content=content,
-            now=engine.now(),
-        )
+
+        def issue() -> Handoff:
+            return engine.ledger.issue(
+                f"{ident}-{_hex(32)}" if ask.chat else f"{ident}-0-{_hex(32)}",
+                request_id=request_id,
+                engine_id=engine.engine_id,
+                generation=engine.generation,
+                tokens=text.count_tokens(ask.prompts[0]),
+                content=content,
+                now=engine.now(),
+            )
+
+        # Each choice pins KV of its own, and only one of them is told of: the others stay until their leases end.
+        issued, *_ = [issue() for _ in range(ask.n)]
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,

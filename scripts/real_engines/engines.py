@@ -39,7 +39,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all engines of one start share. Lengths are in tokens."""
+    """What all engines of one start share. Lengths are in tokens. `tools`: chats may name some, to be called."""
 
     fixed_engine_id: bool = False
     kv_load_failure_policy: str = "fail"
@@ -47,6 +47,7 @@ class Settings:
     block_size: int = 32
     kv_cache_gib: int = 1
     niceness: int = 10
+    tools: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,9 @@ def command(name: str, port: int, settings: Settings) -> list[str]:
     words += ["--model", "model", "--served-model-name", MODEL, "--host", HOST, "--port", str(port)]
     words += ["--dtype", "float32", "--max-model-len", str(settings.max_model_len), "--enforce-eager"]
     words += ["--block-size", str(settings.block_size), "--max-num-seqs", "64"]
+    if settings.tools:
+        words += ["--enable-auto-tool-choice", "--tool-call-parser", "pythonic"]
+        words += ["--chat-template", str(Path(__file__).with_name("with_tools.jinja"))]
     return [*words, "--kv-transfer-config", json.dumps(transfer)]
 
 

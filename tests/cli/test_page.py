@@ -9,12 +9,13 @@ import click
 import pytest
 
 from narwhal.cli import model
+from narwhal.cli.commands import replay
 from narwhal.cli.main import COMMANDS, cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "narwhalctl.md").read_text()
 LOOKS = (
     "status", "engines", "proxies", "placement", "events", "explain", "eject", "probe", "drain", "undrain",
-    "history", "switchover",
+    "history", "switchover", "replay",
 )  # fmt: skip
 WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
 
@@ -27,6 +28,7 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
         model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done,
         model.Probed, model.Process, model.Drain, model.Drained, model.Returned, model.Forgotten,
         model.Standby, model.Epoch, model.Switched,
+        replay.Replayed, replay.Event, replay.EngineCourse,
     ],
 )  # fmt: skip
 def test_every_key_is_documented(value: type) -> None:

@@ -454,7 +454,7 @@ async def test_attestation_is_matched_field_by_field_and_names_the_process(
     served: Engines, medium: Medium, document: str
 ) -> None:
     contract = {"build": "a1", "flags": {"kv": True}}
-    good: dict[str, Any] = {**contract, "process": {"version": "1", "started_at": 1000.0}, "more": 1}
+    good: dict[str, Any] = {**contract, "process": {"version": "1", "started_at": 1000.0}, "digest": "sha256:1"}
     served.documents = {
         "right": good,
         "other build": {**good, "build": "b2", "flags": {"kv": 1}},

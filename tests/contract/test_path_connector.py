@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from narwhal.connectors.base import ClientRequest, HandoffUnusable, Route
+from narwhal.connectors.base import ClientRequest, Handoff, HandoffUnusable, Route
 from narwhal.connectors.vllm_nixl import VllmNixl
 
 # As vLLM 0.32 answered.
@@ -120,3 +120,12 @@ def test_a_malformed_field_is_named(field: str, value: Any) -> None:
 def test_an_answer_without_a_usable_handoff(body: bytes) -> None:
     with pytest.raises(HandoffUnusable):
         VllmNixl().handoff(body)
+
+
+@pytest.mark.parametrize(("n", "sent"), [(4, 1), (1, 1), (0, 0), (-1, -1), ("4", "4"), (True, True), (None, None)])
+def test_a_prefill_leg_keeps_the_kv_of_one_choice(n: Any, sent: Any) -> None:
+    """What is no count is left to the engine, which refuses it."""
+    asked = json.dumps({"model": "m", "prompt": "x", "n": n}).encode()
+    request = VllmNixl().parse(Route.COMPLETIONS, asked)
+    assert json.loads(VllmNixl().prefill_body(request))["n"] == sent
+    assert json.loads(VllmNixl().decode_body(request, Handoff(b"{}")))["n"] == n

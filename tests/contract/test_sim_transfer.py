@@ -374,3 +374,12 @@ async def test_the_first_transfer_of_two_processes_takes_a_handshake() -> None:
         await consumer.restart()
         fresh = await decode(consumer.url, prompt(), await prefill(producer.url, prompt()))
         assert fresh.end_s >= 0.6
+
+
+async def test_a_prefill_of_several_choices_pins_kv_that_nobody_is_told_of() -> None:
+    async with sim_engines(options("p"), options("d")) as (producer, consumer):
+        handoff = await prefill(producer.url, prompt(n=3))
+        answer = await decode(consumer.url, prompt(), handoff)
+        assert (answer.status, answer.text) == (200, expected_text(LONG, 12))
+        totals = producer.totals()
+        assert (totals["issued"], totals["freed"], totals["open"]) == (3, 1, 2)

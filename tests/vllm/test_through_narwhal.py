@@ -13,49 +13,9 @@ import pytest
 
 from scripts.real_engines import engines
 from scripts.real_engines.bench import CHAT, COMPLETIONS, MODEL
-from scripts.real_engines.rawhttp import Exchange, Request, send
+from scripts.real_engines.rawhttp import Request, send
 from scripts.real_engines.record import core
-from tests.vllm.conftest import READY_TIMEOUT_S, SETTINGS, Stack, metric, status, wait_until
-
-SENTENCE = "The narwhal dives under the ice and comes back with a fish. "
-
-
-def prompt(name: str) -> str:
-    """Several KV blocks long, and different for each test from the first block on: no cache can answer it."""
-    return f"{name}: {SENTENCE * 4}"
-
-
-def messages(name: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": prompt(name)}, {"role": "user", "content": "Where does it breathe?"}]
-
-
-def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> Exchange:
-    return send(url, Request(method="POST", path=path, body=body), timeout_s=timeout_s)
-
-
-def alone(stack: Stack, path: str, body: dict[str, Any]) -> str:
-    """The text that the prefill engine gives when it answers by itself."""
-    answer = post(stack.prefill.url, path, body)
-    assert answer.status == 200, answer.body
-    choice = json.loads(answer.body)["choices"][0]
-    return str(choice["message"]["content"] if path == CHAT else choice["text"])
-
-
-def transfers(stack: Stack) -> float:
-    return metric(stack.decode.url, "vllm:nixl_bytes_transferred_count")
-
-
-def streamed_text(exchange: Exchange) -> str:
-    """The text of a stream that ended well; fails on an error event or a missing end."""
-    *events, last = exchange.events()
-    assert last == "[DONE]"
-    assert exchange.end == "complete"
-    parts = []
-    for event in map(json.loads, events):
-        assert "error" not in event, event
-        for choice in event["choices"]:
-            parts.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
-    return "".join(parts)
+from tests.vllm.stack import Stack, messages, metric, post, prompt, status, streamed_text, wait_until
 
 
 @contextmanager
@@ -75,14 +35,14 @@ def core_stopped(engine: engines.Engine, seconds: float) -> Iterator[None]:
 @pytest.mark.rule("V13", "R8")
 def test_a_first_transfer_of_eight_seconds_is_survived(stack: Stack) -> None:
     body = {"model": MODEL, "prompt": prompt("first"), "max_tokens": 12, "temperature": 0}
-    expected = alone(stack, COMPLETIONS, body)
-    before = transfers(stack)
+    expected = stack.alone(COMPLETIONS, body)
+    before = stack.transfers()
     with core_stopped(stack.decode, 8.0):
         answer = post(stack.url, COMPLETIONS, {**body, "stream": True})
     assert answer.status == 200, answer.body
     assert streamed_text(answer) == expected
     assert answer.timed_events()[0][0] > 6
-    assert transfers(stack) == before + 1
+    assert stack.transfers() == before + 1
     assert status(stack.control, "/ready") == 200
     assert metric(stack.control, "narwhal_ejections_total") == 0
 
@@ -101,23 +61,23 @@ def test_a_later_transfer_has_the_shorter_deadline(stack: Stack) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_completion_has_the_text_of_one_engine_alone(stack: Stack, stream: bool) -> None:
     body = {"model": MODEL, "prompt": prompt(f"completion {stream}"), "max_tokens": 40, "temperature": 0}
-    before = transfers(stack)
+    before = stack.transfers()
     answer = post(stack.url, COMPLETIONS, {**body, "stream": stream})
     assert answer.status == 200, answer.body
     text = streamed_text(answer) if stream else json.loads(answer.body)["choices"][0]["text"]
-    assert transfers(stack) == before + 1
-    assert text == alone(stack, COMPLETIONS, body)
+    assert stack.transfers() == before + 1
+    assert text == stack.alone(COMPLETIONS, body)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_chat_has_the_text_of_one_engine_alone(stack: Stack, stream: bool) -> None:
     body = {"model": MODEL, "messages": messages(f"chat {stream}"), "max_tokens": 40, "temperature": 0}
-    before = transfers(stack)
+    before = stack.transfers()
     answer = post(stack.url, CHAT, {**body, "stream": stream})
     assert answer.status == 200, answer.body
     text = streamed_text(answer) if stream else json.loads(answer.body)["choices"][0]["message"]["content"]
-    assert transfers(stack) == before + 1
-    assert text == alone(stack, CHAT, body)
+    assert stack.transfers() == before + 1
+    assert text == stack.alone(CHAT, body)
 
 
 def test_usage_comes_last_when_it_was_asked_for(stack: Stack) -> None:
@@ -132,7 +92,7 @@ def test_a_short_prompt_without_any_kv_block(stack: Stack) -> None:
     body = {"model": MODEL, "prompt": "Ice", "max_tokens": 8, "temperature": 0}
     answer = post(stack.url, COMPLETIONS, body)
     assert answer.status == 200, answer.body
-    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+    assert json.loads(answer.body)["choices"][0]["text"] == stack.alone(COMPLETIONS, body)
 
 
 def test_the_official_client(stack: Stack) -> None:
@@ -141,7 +101,7 @@ def test_the_official_client(stack: Stack) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
         stream = client.chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert text == alone(stack, CHAT, body)
+    assert text == stack.alone(CHAT, body)
 
 
 @pytest.mark.rule("V10")
@@ -154,7 +114,7 @@ def test_a_clients_own_handoff_never_reaches_an_engine(stack: Stack, planted: An
     body = {"model": MODEL, "prompt": prompt(f"planted {planted}"), "max_tokens": 8, "temperature": 0}
     answer = post(stack.url, COMPLETIONS, {**body, "kv_transfer_params": planted})
     assert answer.status == 200, answer.body
-    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+    assert json.loads(answer.body)["choices"][0]["text"] == stack.alone(COMPLETIONS, body)
     assert engines.alive(stack.decode)
     assert status(stack.decode.url, "/health") == 200
 
@@ -194,19 +154,13 @@ def test_a_client_that_leaves_is_seen_by_the_engine(stack: Stack, stream: bool) 
 @pytest.mark.rule("V13", "R8")
 @pytest.mark.case("B3")
 def test_a_decode_engine_that_was_replaced_is_taken_back_before_clients_meet_it(stack: Stack) -> None:
-    old = stack.decode
-    run = stack.log.parent
-    engines.stop(old, run)
-    fresh = engines.launch(old.name, old.role, old.port, kv_port=old.kv_port, settings=SETTINGS, run=run)
-    engines.wait_ready([fresh])
-
-    def served_by_fresh() -> bool:
-        return metric(stack.control, "narwhal_engine_eligible", engine=fresh.name, phase="decode") == 1
-
-    wait_until(served_by_fresh, "the new process is eligible for decode", READY_TIMEOUT_S)
+    incarnation = stack.incarnation("decode-0")
+    stack.relaunch("decode-0")
+    stack.wait_back("decode-0", incarnation)
+    fresh = stack.decode
     body = {"model": MODEL, "prompt": prompt("replaced"), "max_tokens": 12, "temperature": 0}
     before = metric(fresh.url, "vllm:nixl_bytes_transferred_count")
     answer = post(stack.url, COMPLETIONS, body)
     assert answer.status == 200, answer.body
-    assert json.loads(answer.body)["choices"][0]["text"] == alone(stack, COMPLETIONS, body)
+    assert json.loads(answer.body)["choices"][0]["text"] == stack.alone(COMPLETIONS, body)
     assert metric(fresh.url, "vllm:nixl_bytes_transferred_count") == before + 1

@@ -34,7 +34,7 @@ def _row(epoch: model.Epoch, wide: bool) -> list[Cell]:
         str(epoch.epoch),
         epoch.holder,
         *([epoch.address] if wide else []),
-        model.instant(began) if began is not None else "",
+        model.utc(began) if began is not None else "",
         age(ended - began) if began is not None and ended is not None else "",
         Say(epoch.ending, _TONES.get(epoch.ending, Tone.NONE)),
         epoch.reason,

@@ -335,6 +335,8 @@ class EventKind(StrEnum):
     STORE_FAILED = "store_failed"
     STORE_RECOVERED = "store_recovered"
     STORE_WARNING = "store_warning"  # it works, and somebody should look at it
+    JOURNAL_FAILED = "journal_failed"
+    JOURNAL_RECOVERED = "journal_recovered"
     RELOADED = "reloaded"
     RELOAD_REFUSED = "reload_refused"
 

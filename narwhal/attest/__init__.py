@@ -1,0 +1,1 @@
+"""`narwhal-attest`: the sidecar that serves an engine's attestation document (spec R7)."""
