@@ -5,7 +5,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,13 @@ CONTRACT = {"weights": "tiny@0", "flags": {"block_size": 32, "kv_connector": "Ni
 @contextmanager
 def sidecar(stack: Stack, name: str, port: int, fields: Any = CONTRACT) -> Iterator[str]:
     """A sidecar beside an engine, at this port; ends cleanly. Its address."""
-    path = Path(stack.run / f"{name}.contract.json")
+    beside = stack.run / "attest"  # the run directory itself holds the engines' records
+    beside.mkdir(exist_ok=True)
+    path = beside / f"{name}.contract.json"
     path.write_text(json.dumps(fields))
     url = f"http://127.0.0.1:{port}"
     words = ["--engine", stack.engines[name].url, "--contract", str(path), "--http", f"127.0.0.1:{port}"]
-    with Path(stack.run / f"{name}.attest.log").open("ab") as output:
+    with (beside / f"{name}.log").open("ab") as output:
         process = subprocess.Popen([str(BIN / "narwhal-attest"), *words], stdout=output, stderr=subprocess.STDOUT)
     try:
         wait_until(lambda: status(url, "/health") == 200, f"the sidecar of {name} answers", 30)
