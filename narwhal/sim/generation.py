@@ -11,7 +11,7 @@ from narwhal.sim import misbehave, text
 from narwhal.sim.faults import Hook
 from narwhal.sim.kv import Handoff
 from narwhal.sim.openai_answer import aborted_answer, answer, fingerprint
-from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, error_event, parse
+from narwhal.sim.openai_api import INTERNAL, ApiError, Ask, Json, error_event, parse, refused_late
 from narwhal.sim.openai_stream import Naming, Timing, aborted_events, roles, script
 from narwhal.sim.records import Ending, Outcome, Record, RequestPhase
 from narwhal.sim.stream import Player
@@ -121,7 +121,10 @@ class Generation:
         self._conn.write(head(error.status, JSON, len(error.body), extra=error.headers) + error.body)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer an error before any headers."""
+        """Answer an error: in the body, or where a stream has its headers as an event of it."""
+        if self._player is not None:
+            self._player.finish_with_error(b"data: " + error.body + b"\n\n")
+            return
         self._send_error(error)
         self._end(Outcome.ANSWERED)
         self._conn.finished()
@@ -136,6 +139,9 @@ class Generation:
             return self._refuse(error)
         if ask.stream:
             self._open_stream()
+        refusal = refused_late(ask)
+        if refusal is not None:
+            return self._refuse(refusal)
         request_id = self._request.header(b"x-request-id") or _hex(128)
         ident = ("chatcmpl-" if ask.chat else "cmpl-") + request_id
         mark = fingerprint(engine.options.version, ask.model)

@@ -24,6 +24,8 @@ class ApiError(Exception):
 
 INTERNAL = ApiError(500, "Internal server error", "InternalServerError")
 
+MOST_LOGPROBS = 20  # vLLM's --max-logprobs
+
 
 def error_event(message: str, code: int = 500) -> bytes:
     """The stream event of a failure."""
@@ -91,6 +93,14 @@ def parse(fields: Json, *, chat: bool, options: EngineOptions, model: str) -> As
     return ask
 
 
+def refused_late(ask: Ask) -> ApiError | None:
+    """What the engine notices only when a stream has its headers: it is told inside of it, after a 200."""
+    if ask.logprobs is not None and ask.logprobs > MOST_LOGPROBS:
+        most = f"Requested sample logprobs of {ask.logprobs}, which is greater than max allowed: {MOST_LOGPROBS}"
+        return _bad(most, "logprobs", ask.logprobs)
+    return None
+
+
 def no_such_model(asked: object, served: str) -> ApiError:
     """The answer to a model that is not served."""
     return ApiError(404, f"The model `{asked}` does not exist. Valid aliases: {served}.", "NotFoundError", "model")
@@ -144,6 +154,8 @@ def _check(ask: Ask, fields: Json, options: EngineOptions) -> None:
         raise _bad(f"temperature must be non-negative, got {float(temperature)}.", "temperature", float(temperature))
     if isinstance(top_p, (int, float)) and not 0 < top_p <= 1:
         raise _bad(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
+    if temperature == 0 and ask.n > 1:
+        raise ApiError(400, f"n must be 1 when using greedy sampling, got {ask.n}.")
     for raw in ask.prompts:
         _check_length(text.count_tokens(raw), ask.max_tokens, longest)
 

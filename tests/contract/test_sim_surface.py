@@ -299,3 +299,28 @@ async def test_requests_are_recorded_with_how_they_ended() -> None:
         assert engine.state()["in_flight"] == 0
         seen = await ask(engine.url, "GET", f"/sim/requests?after={answered['number']}")
         assert [record["outcome"] for record in seen.json] == ["disconnected"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_what_is_noticed_late_is_said_inside_of_a_stream(path: str) -> None:
+    asked = {"logprobs": True, "top_logprobs": 99} if path == CHAT else {"logprobs": 99}
+    body = (chat if path == CHAT else prompt)(LONG, **asked)
+    async with sim_engine(**TIMES) as engine:
+        whole = await ask(engine.url, "POST", path, body)
+        assert (whole.status, whole.json["error"]["param"]) == (400, "logprobs")
+        stream = await ask(engine.url, "POST", path, {**body, "stream": True})
+        assert (stream.status, stream.end) == (200, "complete")
+        error, marker = stream.events
+        assert (error["error"], marker) == (whole.json["error"], "[DONE]")
+        # And nothing of it stays: the engine serves on.
+        assert (await ask(engine.url, "POST", path, (chat if path == CHAT else prompt)(LONG))).status == 200
+
+
+async def test_several_choices_of_a_greedy_draw_are_refused() -> None:
+    async with sim_engine(**TIMES) as engine:
+        answer = await ask(engine.url, "POST", COMPLETIONS, prompt(n=2, temperature=0))
+        assert (answer.status, answer.json["error"]["message"]) == (
+            400,
+            "n must be 1 when using greedy sampling, got 2.",
+        )
+        assert (await ask(engine.url, "POST", COMPLETIONS, prompt(n=2, temperature=1))).status == 200

@@ -3,7 +3,15 @@
 import pytest
 
 from narwhal.control.core.engine import Move
-from narwhal.control.core.events import DrainCommand, EjectCommand, EventKind, RunCheck, UndrainCommand, Woke
+from narwhal.control.core.events import (
+    DrainCommand,
+    EjectCommand,
+    EventKind,
+    RunCheck,
+    RunTransfer,
+    UndrainCommand,
+    Woke,
+)
 from narwhal.control.core.readmission import GATE
 from narwhal.control.core.settings import EngineSpec
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Verdict
@@ -196,3 +204,16 @@ def test_a_drained_engine_does_not_go_through_the_gate_by_itself() -> None:
     rig.pass_gate(rig.send(UndrainCommand(engines=("d",))))
     assert rig.holds("d") == set()
     assert rig.fleet._engines["d"].may(Move.EJECT)
+
+
+@pytest.mark.rule("R1")
+def test_the_time_that_transfers_took_is_kept_and_shown() -> None:
+    """A first transfer may take seconds, and an operator wants to know."""
+    rig = Rig(prefill("p", pinned=True), decode("d", pinned=True), joined=False)
+    effects = list(rig.send(Woke()))
+    while not (transfers := of(effects, RunTransfer)):
+        effects = [e for check in of(effects, RunCheck) for e in rig.answer_check(check)]
+    rig.now += 8.0
+    rig.answer_transfer(only(transfers, RunTransfer))
+    took = {name: {c.check: c.latency_s for c in rig.engine(name).checks}[Check.KV_TRANSFER] for name in ("p", "d")}
+    assert took == {"p": 8.0, "d": 8.0}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,6 @@ class Stack:
         self.admin = f"http://127.0.0.1:{admin_port}"
         self.grpc = f"127.0.0.1:{grpc_port}"
         self.process: subprocess.Popen[bytes] | None = None
-        self._sections: dict[str, Any] = {}
 
     @property
     def prefill(self) -> engines.Engine:
@@ -215,10 +214,13 @@ class Stack:
 
     # --- the fleet file -----------------------------------------------------------------------------------------------
 
-    def write_fleet(self, **sections: Any) -> None:
-        """The engines, with these sections beside them; read by a narwhal that runs."""
-        self._sections = sections
-        listed = [{"id": each.name, "url": each.url, "role": each.role} for each in self.engines.values()]
+    def write_fleet(self, of_each: Mapping[str, Mapping[str, Any]] | None = None, **sections: Any) -> None:
+        """The engines, some with more keys, with these sections beside them; read by a narwhal that runs."""
+        more = of_each or {}
+        listed = [
+            {"id": each.name, "url": each.url, "role": each.role, **more.get(each.name, {})}
+            for each in self.engines.values()
+        ]
         document = json.loads(self.fleet_file.read_text())
         document = {key: document[key] for key in ("name", "model", "store")} | {"engines": listed} | sections
         before = len(self.events(kind="reloaded"))
@@ -233,7 +235,7 @@ class Stack:
         """One more engine, by a reload; returns when it serves."""
         self.engines[name] = engines.launch(name, role, 0, settings=self.settings, run=self.run)
         engines.wait_ready([self.engines[name]])
-        self.write_fleet(**self._sections)
+        self.write_fleet()
         self.wait_serving(name)
 
     # --- engines ------------------------------------------------------------------------------------------------------

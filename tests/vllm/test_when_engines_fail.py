@@ -122,10 +122,15 @@ def test_a_producer_that_is_killed_between_the_legs(healed: Stack, path: str) ->
     finally:
         for name in DECODERS:
             healed.cont_core(name)
-    for answer in answers:
-        # Nothing had gone to the client: the error has a status, streamed or not.
-        assert answer.status in (502, 504), answer.body
-        assert json.loads(answer.body)["error"]["code"] == "decode"
+    streamed, whole = answers
+    assert (whole.status, json.loads(whole.body)["error"]["code"]) == (502, "decode")
+    if path == CHAT and streamed.status == 200:
+        # A chat says its role before its transfer has failed: output has begun, and can only break.
+        assert broken_as_it_must(streamed)
+        assert len(streamed.events()) == 2
+    else:
+        # Nothing had gone to the client: the error has a status, though a stream was asked for.
+        assert (streamed.status, json.loads(streamed.body)["error"]["code"]) == (502, "decode")
     took = until_served(healed, f"without a producer {path}")
     print(f"served by the decode engines {took:.1f} s after the producer was killed")
     healed.wait_explained("prefill-0", "is not eligible: ejected")
@@ -167,14 +172,17 @@ def test_a_decode_engine_that_is_killed_inside_a_stream(healed: Stack) -> None:
 @pytest.mark.case("C1")
 def test_an_engine_whose_core_is_stopped_while_its_health_is_green(healed: Stack) -> None:
     serves_well(healed, "before the stop")
+    # One that has just come back gets little work, and what is not asked of it cannot fail.
+    wait_until(lambda: all(healed.seen(name)["weight"] == 1 for name in DECODERS), "both take their full share", 60)
     before = healed.incarnation("decode-0")
     began = time.monotonic()
     healed.stop_core("decode-0")
     try:
-        with ThreadPoolExecutor(10) as clients:
-            bodies = [body_of(f"core stopped {number}", stream=True) for number in range(10)]
+        with ThreadPoolExecutor(12) as clients:
+            bodies = [body_of(f"core stopped {number}", stream=True) for number in range(12)]
             answers = list(clients.map(lambda body: post(healed.url, COMPLETIONS, body), bodies))
         # Those that the stopped one was given wait for its first-token deadline, and no longer.
+        assert [answer.status for answer in answers].count(504) >= 3
         assert {answer.status for answer in answers} == {200, 504}
         assert max(answer.end_s for answer in answers) < 12
         healed.wait_explained("decode-0", "is not eligible: ejected")
@@ -198,6 +206,7 @@ def test_a_handoff_that_outlived_its_lease_is_not_sent_on(healed: Stack) -> None
     expired = metric(healed.prefill.url, "vllm:nixl_num_kv_expired_reqs_total")
     prefilled = metric(healed.prefill.url, "vllm:request_success_total")
     pulled = healed.transfers()
+    blamed = {name: healed.seen(name)["streaks"] for name in healed.engines}
     with ThreadPoolExecutor(1) as client:
         healed.stop_core("prefill-0")
         try:
@@ -224,7 +233,8 @@ def test_a_handoff_that_outlived_its_lease_is_not_sent_on(healed: Stack) -> None
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "decode")
     assert healed.events("handoff_expired")
     assert healed.transfers() == pulled
-    assert all(not healed.seen(name)["streaks"] for name in healed.engines)
+    # What the proxy itself did not do in that time is nobody's fault.
+    assert {name: healed.seen(name)["streaks"] for name in healed.engines} == blamed
     until_served(healed, "after the lease")
 
 

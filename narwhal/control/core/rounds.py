@@ -14,6 +14,7 @@ transfers as it has engines, times a number, instead of their square.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.engine import Checked, Engine
@@ -74,7 +75,8 @@ class Rounds:
             effects += [self._ask(trial, link, now=now) for link in trial.next()]
             if trial.over:
                 self._trials.remove(trial)
-                results |= trial.results()
+                took_s = now - trial.began_at
+                results |= {name: replace(result, latency_s=took_s) for name, result in trial.results().items()}
                 self._credit(trial, now=now)
         return effects, results
 
@@ -88,7 +90,7 @@ class Rounds:
                 lacking.append(engine)
                 continue
             del self._waiting[name]
-            self._trials.append(Trial([Candidate(id=name, partners=partners)], proven=_all(partners)))
+            self._trials.append(Trial([Candidate(id=name, partners=partners)], proven=_all(partners), began_at=now))
         if not lacking:
             self._awaited = None
             return
@@ -112,7 +114,7 @@ class Rounds:
             others = self._partners(engine, [*lacking, *unproven])
             partners = {phase: partners[phase] or others[phase] for phase in partners}
             candidates.append(Candidate(id=engine.id, partners=partners))
-        self._trials.append(Trial(candidates, proven=proven))
+        self._trials.append(Trial(candidates, proven=proven, began_at=now))
 
     def _firm(self, now: float) -> list[Engine]:
         """Eligible engines whose own transfers have worked."""

@@ -97,7 +97,9 @@ class Trial:
     out. Every other engine is on trial as the candidates are.
     """
 
-    def __init__(self, candidates: Iterable[Candidate], *, proven: Iterable[str]) -> None:
+    def __init__(self, candidates: Iterable[Candidate], *, proven: Iterable[str], began_at: float = 0.0) -> None:
+        """`began_at`: the instant at which it begins; kept for whoever tells how long it took."""
+        self.began_at = began_at
         self.candidates = {c.id: c for c in candidates}
         self.proven = frozenset(proven)
         self._links: dict[Link, _Progress] = {}
