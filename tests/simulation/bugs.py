@@ -343,7 +343,7 @@ BUGS: dict[str, Bug] = {
     "no-answer-is-a-renewal": Bug(
         rule=Invariant.ONE_ACTS, seed=3, plant=_swap(Control, "_renewed", _renewed_in_any_case)
     ),
-    "superseded-writer": Bug(rule=Invariant.ONE_ACTS, seed=112, plant=_swap(Store, "_check", _nothing)),
+    "superseded-writer": Bug(rule=Invariant.ONE_ACTS, seed=225, plant=_swap(Store, "_check", _nothing)),
     "reader-blamed": Bug(
         rule=Invariant.BLAME,
         seed=25,
