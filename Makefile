@@ -10,9 +10,9 @@ setup:
 demo: setup
 	@$(PY) scripts/demo.py
 
-# etcd: the store's tests start servers of their own; openssl makes their certificates.
+# etcd: tests start servers of their own; openssl makes their certificates; haproxy: an example is tried with it.
 test:
-	@scripts/setup etcd-server openssl
+	@scripts/setup etcd-server openssl haproxy
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 # Outside CI: real engines on the CPU. Downloads 2.7 GB the first time; see docs/real-engines.md.

@@ -72,6 +72,7 @@ def _library(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mut
 
 def render_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     """`time level event key=value …`, always one line: whatever would break it is quoted as JSON."""
+    event.pop("boottime", None)  # for programs that compare processes
     at = event.pop("timestamp", "")
     level = event.pop("level", "info")
     words = " ".join(str(event.pop("event", "")).split())

@@ -4,9 +4,9 @@ Decides: whether one placement supersedes another, and which engine a leg goes t
 random numbers (draws are arguments) or why an engine is held.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from narwhal.vocabulary import Hold, Phase
 
@@ -77,6 +77,11 @@ class Placement:
     def _spots(self) -> dict[Phase, dict[str, int]]:
         return {phase: {e.id: spot for spot, e in enumerate(ready)} for phase, ready in self._now.items()}
 
+    @cached_property
+    def capped_by_tokens(self) -> bool:
+        """Whether some engine's cap counts prompt tokens (spec P9)."""
+        return any(e.max_inflight_tokens for e in self.engines.values())
+
     def candidates(self, phase: Phase, *, now: float) -> tuple[EngineEntry, ...]:
         """Engines that may take a leg of `phase` at `now`, in placement order."""
         ready = self._now[phase]
@@ -90,17 +95,21 @@ class Placement:
         phase: Phase,
         *,
         now: float,
-        load: Mapping[str, int],
+        load: Mapping[str, float],
         draws: tuple[float, float],
         avoid: Collection[str] = (),
+        full: Callable[[EngineEntry], bool] | None = None,
     ) -> "EngineEntry | None":
         """The engine for one leg: least work in flight for its weight, of two drawn at random (spec P3).
 
         `load`: legs in flight per engine id. `draws`: two numbers in [0, 1), which also settle how far the leg at hand
         counts: an idle engine of little weight (spec R10) is so chosen now and then, not never. `avoid`: ids passed
-        over while another engine can serve (spec V4, V5, V12). None when no engine may serve the phase or each is at
-        its cap; tell the two apart with `candidates`.
+        over while another engine can serve (spec V4, V5, V12). `full`: whether an engine is at its caps (spec P9); by
+        `load` unless given. None when no engine may serve the phase or each is at its cap; tell the two apart with
+        `candidates`.
         """
+        if full is None:
+            full = partial(_full, load=load)
         able = self.candidates(phase, now=now)
         skip: Sequence[int] = ()
         if avoid:
@@ -110,10 +119,10 @@ class Placement:
                 skip = ()
         a, b, share_a, share_b = _two(able, skip, draws)
         if a is None or b is None:
-            return a if a is None or not _full(a, load) else None
-        if _full(a, load) or _full(b, load):
+            return a if a is None or not full(a) else None
+        if full(a) or full(b):
             # Two that are free, by draws as good as the first: what of a draw did not say which engine.
-            free = tuple(e for spot, e in enumerate(able) if spot not in skip and not _full(e, load))
+            free = tuple(e for spot, e in enumerate(able) if spot not in skip and not full(e))
             a, b, share_a, share_b = _two(free, (), (share_a, share_b))
             if a is None or b is None:
                 return a
@@ -122,7 +131,7 @@ class Placement:
         return a if work_a * b.weight <= work_b * a.weight else b
 
 
-def _full(engine: EngineEntry, load: Mapping[str, int]) -> bool:
+def _full(engine: EngineEntry, *, load: Mapping[str, float]) -> bool:
     return engine.max_inflight > 0 and load.get(engine.id, 0) >= engine.max_inflight
 
 

@@ -4,12 +4,16 @@ Raises `WireError` for a message that no correct peer would send: unknown enum n
 zero. Fields this version does not know are ignored, as protobuf does.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from narwhal._pb import outcome_pb2, placement_pb2
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
 from narwhal.vocabulary import Hold, Outcome, Phase
 
 # What no correct peer sends, and no store could keep: sums of these stay within 64 bits for as long as a fleet lives.
+NOTHING: Mapping[str, int] = MappingProxyType({})  # no engine has any
 MOST_COUNTED = 2**40  # in one run, or of one kind of request in one report
 LONGEST_NAME = 256  # characters of an id
 LONGEST_TEXT = 1000  # characters of a sentence for operators; what is longer is cut
@@ -151,14 +155,21 @@ def apply_change(held: Placement | None, message: placement_pb2.Change, *, now: 
     return Placement(epoch=message.epoch, version=message.version, closed=message.closed, engines=engines)
 
 
-def residency_to_wire(legs: "dict[str, int]") -> list[placement_pb2.Residency]:
-    """Legs in flight per engine; engines without any are left out."""
-    return [placement_pb2.Residency(engine_id=e, legs=n) for e, n in legs.items() if n > 0]
+def residency_to_wire(legs: Mapping[str, int], tokens: Mapping[str, int] = NOTHING) -> list[placement_pb2.Residency]:
+    """Legs in flight per engine, and their prompt tokens; engines without any leg are left out."""
+    return [
+        placement_pb2.Residency(engine_id=e, legs=n, tokens=max(tokens.get(e, 0), 0)) for e, n in legs.items() if n > 0
+    ]
 
 
 def residency_from_wire(messages: "list[placement_pb2.Residency]") -> dict[str, int]:
     """Legs in flight per engine."""
     return {m.engine_id: m.legs for m in messages}
+
+
+def tokens_from_wire(messages: "list[placement_pb2.Residency]") -> dict[str, int]:
+    """Prompt tokens in flight per engine, where there are any."""
+    return {m.engine_id: m.tokens for m in messages if m.tokens}
 
 
 def _run_to_wire(run: Run) -> outcome_pb2.OutcomeRun:

@@ -218,7 +218,7 @@ class RequestTotals(_message.Message):
     def __init__(self, served: _Optional[int] = ..., failed: _Optional[int] = ..., rejected: _Optional[int] = ..., cancelled: _Optional[int] = ..., retried: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("fleet", "model", "ready", "reason", "control_ready", "epoch", "holder", "version", "engines", "monitor", "totals", "proxies")
+    __slots__ = ("fleet", "model", "ready", "reason", "control_ready", "epoch", "holder", "version", "engines", "monitor", "totals", "proxies", "standbys")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class FleetStatus(_message.Message):
     MONITOR_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     PROXIES_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     model: str
     ready: bool
@@ -243,7 +244,24 @@ class FleetStatus(_message.Message):
     monitor: MonitorStatus
     totals: RequestTotals
     proxies: int
-    def __init__(self, fleet: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., control_ready: _Optional[bool] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., monitor: _Optional[_Union[MonitorStatus, _Mapping]] = ..., totals: _Optional[_Union[RequestTotals, _Mapping]] = ..., proxies: _Optional[int] = ...) -> None: ...
+    standbys: _containers.RepeatedCompositeFieldContainer[StandbyStatus]
+    def __init__(self, fleet: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., reason: _Optional[str] = ..., control_ready: _Optional[bool] = ..., epoch: _Optional[int] = ..., holder: _Optional[str] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., monitor: _Optional[_Union[MonitorStatus, _Mapping]] = ..., totals: _Optional[_Union[RequestTotals, _Mapping]] = ..., proxies: _Optional[int] = ..., standbys: _Optional[_Iterable[_Union[StandbyStatus, _Mapping]]] = ...) -> None: ...
+
+class StandbyStatus(_message.Message):
+    __slots__ = ("holder", "address", "copy_epoch", "copy_age_s", "problem", "silent_s")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COPY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COPY_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    address: str
+    copy_epoch: int
+    copy_age_s: float
+    problem: str
+    silent_s: float
+    def __init__(self, holder: _Optional[str] = ..., address: _Optional[str] = ..., copy_epoch: _Optional[int] = ..., copy_age_s: _Optional[float] = ..., problem: _Optional[str] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class ListProxiesRequest(_message.Message):
     __slots__ = ()
@@ -296,7 +314,7 @@ class WatchEventsRequest(_message.Message):
     def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "at", "kind", "message", "engine_id", "proxy", "fields")
+    __slots__ = ("sequence", "at", "kind", "message", "engine_id", "proxy", "fields", "boottime")
     class FieldsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +329,7 @@ class Event(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     PROXY_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    BOOTTIME_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     at: float
     kind: str
@@ -318,7 +337,8 @@ class Event(_message.Message):
     engine_id: str
     proxy: str
     fields: _containers.ScalarMap[str, str]
-    def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., engine_id: _Optional[str] = ..., proxy: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    boottime: float
+    def __init__(self, sequence: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., engine_id: _Optional[str] = ..., proxy: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ..., boottime: _Optional[float] = ...) -> None: ...
 
 class GetHandoffRequest(_message.Message):
     __slots__ = ()
@@ -453,3 +473,77 @@ class ForgetProxyResponse(_message.Message):
     TOLD_FIELD_NUMBER: _ClassVar[int]
     told: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, told: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetHistoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EpochEntry(_message.Message):
+    __slots__ = ("epoch", "holder", "address", "began_at", "ended_at", "ending", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    holder: str
+    address: str
+    began_at: float
+    ended_at: float
+    ending: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., holder: _Optional[str] = ..., address: _Optional[str] = ..., began_at: _Optional[float] = ..., ended_at: _Optional[float] = ..., ending: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetHistoryResponse(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochEntry]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochEntry, _Mapping]]] = ...) -> None: ...
+
+class StandByRequest(_message.Message):
+    __slots__ = ("holder", "address", "copy_epoch", "copy_written_at", "problem")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COPY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COPY_WRITTEN_AT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    address: str
+    copy_epoch: int
+    copy_written_at: float
+    problem: str
+    def __init__(self, holder: _Optional[str] = ..., address: _Optional[str] = ..., copy_epoch: _Optional[int] = ..., copy_written_at: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class StandByResponse(_message.Message):
+    __slots__ = ("control_ready", "reason", "epoch", "prove")
+    CONTROL_READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
+    control_ready: bool
+    reason: str
+    epoch: int
+    prove: str
+    def __init__(self, control_ready: _Optional[bool] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ..., prove: _Optional[str] = ...) -> None: ...
+
+class YieldRequest(_message.Message):
+    __slots__ = ("standby", "operator", "dry_run")
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    standby: str
+    operator: bool
+    dry_run: bool
+    def __init__(self, standby: _Optional[str] = ..., operator: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class YieldResponse(_message.Message):
+    __slots__ = ("epoch", "standby", "address")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    standby: str
+    address: str
+    def __init__(self, epoch: _Optional[int] = ..., standby: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...

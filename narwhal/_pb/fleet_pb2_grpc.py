@@ -85,6 +85,21 @@ class FleetServiceStub:
                 request_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
                 response_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/narwhal.v1.FleetService/GetHistory',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
+        self.StandBy = channel.unary_unary(
+                '/narwhal.v1.FleetService/StandBy',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.StandByRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.StandByResponse.FromString,
+                _registered_method=True)
+        self.Yield = channel.unary_unary(
+                '/narwhal.v1.FleetService/Yield',
+                request_serializer=narwhal_dot_v1_dot_fleet__pb2.YieldRequest.SerializeToString,
+                response_deserializer=narwhal_dot_v1_dot_fleet__pb2.YieldResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer:
@@ -173,6 +188,30 @@ class FleetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """The epochs of this fleet, as its store keeps them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StandBy(self, request, context):
+        """How a standby follows the active: it says several times a second what it has, and hears how the active is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Yield(self, request, context):
+        """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+        standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+        proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+        yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -225,6 +264,21 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ForgetProxy,
                     request_deserializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.FromString,
                     response_serializer=narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.GetHistoryRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'StandBy': grpc.unary_unary_rpc_method_handler(
+                    servicer.StandBy,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.StandByRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.StandByResponse.SerializeToString,
+            ),
+            'Yield': grpc.unary_unary_rpc_method_handler(
+                    servicer.Yield,
+                    request_deserializer=narwhal_dot_v1_dot_fleet__pb2.YieldRequest.FromString,
+                    response_serializer=narwhal_dot_v1_dot_fleet__pb2.YieldResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -498,6 +552,87 @@ class FleetService:
             '/narwhal.v1.FleetService/ForgetProxy',
             narwhal_dot_v1_dot_fleet__pb2.ForgetProxyRequest.SerializeToString,
             narwhal_dot_v1_dot_fleet__pb2.ForgetProxyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/GetHistory',
+            narwhal_dot_v1_dot_fleet__pb2.GetHistoryRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StandBy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/StandBy',
+            narwhal_dot_v1_dot_fleet__pb2.StandByRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.StandByResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Yield(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/narwhal.v1.FleetService/Yield',
+            narwhal_dot_v1_dot_fleet__pb2.YieldRequest.SerializeToString,
+            narwhal_dot_v1_dot_fleet__pb2.YieldResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,16 @@ class FleetServiceStub:
     """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
     FAILED_PRECONDITION for one that is connected.
     """
+    GetHistory: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetHistoryRequest, _fleet_pb2.GetHistoryResponse]
+    """The epochs of this fleet, as its store keeps them."""
+    StandBy: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.StandByRequest, _fleet_pb2.StandByResponse]
+    """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+    Yield: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.YieldRequest, _fleet_pb2.YieldResponse]
+    """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+    standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+    proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+    yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
+    """
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -114,6 +124,16 @@ class FleetServiceAsyncStub(FleetServiceStub):
     ForgetProxy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ForgetProxyRequest, _fleet_pb2.ForgetProxyResponse]  # type: ignore[assignment]
     """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
     FAILED_PRECONDITION for one that is connected.
+    """
+    GetHistory: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetHistoryRequest, _fleet_pb2.GetHistoryResponse]  # type: ignore[assignment]
+    """The epochs of this fleet, as its store keeps them."""
+    StandBy: _aio.UnaryUnaryMultiCallable[_fleet_pb2.StandByRequest, _fleet_pb2.StandByResponse]  # type: ignore[assignment]
+    """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+    Yield: _aio.UnaryUnaryMultiCallable[_fleet_pb2.YieldRequest, _fleet_pb2.YieldResponse]  # type: ignore[assignment]
+    """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+    standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+    proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+    yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -215,6 +235,34 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.ForgetProxyResponse, _abc.Awaitable[_fleet_pb2.ForgetProxyResponse]]:
         """Says that a lost proxy is gone, so that drains wait for it no longer. NOT_FOUND for one that is not known,
         FAILED_PRECONDITION for one that is connected.
+        """
+
+    @_abc_1.abstractmethod
+    def GetHistory(
+        self,
+        request: _fleet_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetHistoryResponse, _abc.Awaitable[_fleet_pb2.GetHistoryResponse]]:
+        """The epochs of this fleet, as its store keeps them."""
+
+    @_abc_1.abstractmethod
+    def StandBy(
+        self,
+        request: _fleet_pb2.StandByRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.StandByResponse, _abc.Awaitable[_fleet_pb2.StandByResponse]]:
+        """How a standby follows the active: it says several times a second what it has, and hears how the active is."""
+
+    @_abc_1.abstractmethod
+    def Yield(
+        self,
+        request: _fleet_pb2.YieldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.YieldResponse, _abc.Awaitable[_fleet_pb2.YieldResponse]]:
+        """Has the active store its state handoff, let go of the lease and act no more, so that a standby leads at once. A
+        standby asks it of a degraded active, an operator of any. Only a standby that has a fresh state handoff and has just
+        proven that it can write to the store is yielded to. FAILED_PRECONDITION with the reason when the active does not
+        yield: then nothing has changed. UNAVAILABLE when it lost the lease meanwhile.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anarwhal/v1/placement.proto\x12\nnarwhal.v1\"7\n\rProxyIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\"u\n\x05Hello\x12(\n\x05proxy\x18\x01 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x15\n\rhighest_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\",\n\tResidency\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04legs\x18\x02 \x01(\r\"u\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x08resident\x18\x03 \x03(\x0b\x32\x15.narwhal.v1.Residency\x12%\n\x06unread\x18\x04 \x03(\x0b\x32\x15.narwhal.v1.Residency\"6\n\x04Nack\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"C\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05proxy\x18\x02 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\"\xa7\x01\n\x0cProxyMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.narwhal.v1.HelloH\x00\x12\x1e\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x0f.narwhal.v1.AckH\x00\x12 \n\x04nack\x18\x03 \x01(\x0b\x32\x10.narwhal.v1.NackH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.narwhal.v1.GoodbyeH\x00\x42\t\n\x07message\"%\n\x15WatchPlacementRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd9\x02\n\x0f\x45nginePlacement\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12!\n\x06phases\x18\x04 \x03(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05holds\x18\x07 \x03(\t\x12#\n\x16quarantine_remaining_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x32\n\x17phases_after_quarantine\x18\t \x03(\x0e\x32\x11.narwhal.v1.Phase\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12\x14\n\x0cmax_inflight\x18\x0b \x01(\r\x12\x1b\n\x13max_inflight_tokens\x18\x0c \x01(\x04\x42\x19\n\x17_quarantine_remaining_s\"h\n\x08Snapshot\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x03 \x01(\t\x12,\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x1b.narwhal.v1.EnginePlacement\"\x8d\x01\n\x06\x43hange\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x04 \x01(\t\x12,\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x1b.narwhal.v1.EnginePlacement\x12\x0f\n\x07removed\x18\x06 \x03(\t\"+\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\'\n\x08Settings\x12\r\n\x05\x66leet\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\x0c\"9\n\x0e\x46leetResidency\x12\'\n\x08resident\x18\x01 \x03(\x0b\x32\x15.narwhal.v1.Residency\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x9e\x02\n\x10PlacementMessage\x12(\n\x08settings\x18\x01 \x01(\x0b\x32\x14.narwhal.v1.SettingsH\x00\x12(\n\x08snapshot\x18\x02 \x01(\x0b\x32\x14.narwhal.v1.SnapshotH\x00\x12$\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x12.narwhal.v1.ChangeH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.narwhal.v1.HeartbeatH\x00\x12/\n\tresidency\x18\x05 \x01(\x0b\x32\x1a.narwhal.v1.FleetResidencyH\x00\x12(\n\x08\x66\x61rewell\x18\x06 \x01(\x0b\x32\x14.narwhal.v1.FarewellH\x00\x42\t\n\x07message*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02\x32\xb6\x01\n\x10PlacementService\x12M\n\x0fStreamPlacement\x12\x18.narwhal.v1.ProxyMessage\x1a\x1c.narwhal.v1.PlacementMessage(\x01\x30\x01\x12S\n\x0eWatchPlacement\x12!.narwhal.v1.WatchPlacementRequest\x1a\x1c.narwhal.v1.PlacementMessage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anarwhal/v1/placement.proto\x12\nnarwhal.v1\"7\n\rProxyIdentity\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x04\"u\n\x05Hello\x12(\n\x05proxy\x18\x01 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\x12\r\n\x05\x66leet\x18\x02 \x01(\t\x12\x15\n\rhighest_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\"<\n\tResidency\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04legs\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"u\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x08resident\x18\x03 \x03(\x0b\x32\x15.narwhal.v1.Residency\x12%\n\x06unread\x18\x04 \x03(\x0b\x32\x15.narwhal.v1.Residency\"6\n\x04Nack\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"C\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12(\n\x05proxy\x18\x02 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\"\xa7\x01\n\x0cProxyMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.narwhal.v1.HelloH\x00\x12\x1e\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x0f.narwhal.v1.AckH\x00\x12 \n\x04nack\x18\x03 \x01(\x0b\x32\x10.narwhal.v1.NackH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.narwhal.v1.GoodbyeH\x00\x42\t\n\x07message\"%\n\x15WatchPlacementRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd9\x02\n\x0f\x45nginePlacement\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12!\n\x06phases\x18\x04 \x03(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0e\n\x06weight\x18\x06 \x01(\x01\x12\r\n\x05holds\x18\x07 \x03(\t\x12#\n\x16quarantine_remaining_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x32\n\x17phases_after_quarantine\x18\t \x03(\x0e\x32\x11.narwhal.v1.Phase\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12\x14\n\x0cmax_inflight\x18\x0b \x01(\r\x12\x1b\n\x13max_inflight_tokens\x18\x0c \x01(\x04\x42\x19\n\x17_quarantine_remaining_s\"h\n\x08Snapshot\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x03 \x01(\t\x12,\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x1b.narwhal.v1.EnginePlacement\"\x8d\x01\n\x06\x43hange\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0c\x62\x61se_version\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x63losed\x18\x04 \x01(\t\x12,\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x1b.narwhal.v1.EnginePlacement\x12\x0f\n\x07removed\x18\x06 \x03(\t\"+\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\'\n\x08Settings\x12\r\n\x05\x66leet\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\x0c\"J\n\x0e\x46leetResidency\x12\'\n\x08resident\x18\x01 \x03(\x0b\x32\x15.narwhal.v1.Residency\x12\x0f\n\x07proxies\x18\x02 \x01(\r\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x9e\x02\n\x10PlacementMessage\x12(\n\x08settings\x18\x01 \x01(\x0b\x32\x14.narwhal.v1.SettingsH\x00\x12(\n\x08snapshot\x18\x02 \x01(\x0b\x32\x14.narwhal.v1.SnapshotH\x00\x12$\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x12.narwhal.v1.ChangeH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.narwhal.v1.HeartbeatH\x00\x12/\n\tresidency\x18\x05 \x01(\x0b\x32\x1a.narwhal.v1.FleetResidencyH\x00\x12(\n\x08\x66\x61rewell\x18\x06 \x01(\x0b\x32\x14.narwhal.v1.FarewellH\x00\x42\t\n\x07message*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02\x32\xb6\x01\n\x10PlacementService\x12M\n\x0fStreamPlacement\x12\x18.narwhal.v1.ProxyMessage\x1a\x1c.narwhal.v1.PlacementMessage(\x01\x30\x01\x12S\n\x0eWatchPlacement\x12!.narwhal.v1.WatchPlacementRequest\x1a\x1c.narwhal.v1.PlacementMessage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'narwhal.v1.placement_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1777
-  _globals['_PHASE']._serialized_end=1844
+  _globals['_PHASE']._serialized_start=1810
+  _globals['_PHASE']._serialized_end=1877
   _globals['_PROXYIDENTITY']._serialized_start=42
   _globals['_PROXYIDENTITY']._serialized_end=97
   _globals['_HELLO']._serialized_start=99
   _globals['_HELLO']._serialized_end=216
   _globals['_RESIDENCY']._serialized_start=218
-  _globals['_RESIDENCY']._serialized_end=262
-  _globals['_ACK']._serialized_start=264
-  _globals['_ACK']._serialized_end=381
-  _globals['_NACK']._serialized_start=383
-  _globals['_NACK']._serialized_end=437
-  _globals['_GOODBYE']._serialized_start=439
-  _globals['_GOODBYE']._serialized_end=506
-  _globals['_PROXYMESSAGE']._serialized_start=509
-  _globals['_PROXYMESSAGE']._serialized_end=676
-  _globals['_WATCHPLACEMENTREQUEST']._serialized_start=678
-  _globals['_WATCHPLACEMENTREQUEST']._serialized_end=715
-  _globals['_ENGINEPLACEMENT']._serialized_start=718
-  _globals['_ENGINEPLACEMENT']._serialized_end=1063
-  _globals['_SNAPSHOT']._serialized_start=1065
-  _globals['_SNAPSHOT']._serialized_end=1169
-  _globals['_CHANGE']._serialized_start=1172
-  _globals['_CHANGE']._serialized_end=1313
-  _globals['_HEARTBEAT']._serialized_start=1315
-  _globals['_HEARTBEAT']._serialized_end=1358
-  _globals['_SETTINGS']._serialized_start=1360
-  _globals['_SETTINGS']._serialized_end=1399
-  _globals['_FLEETRESIDENCY']._serialized_start=1401
-  _globals['_FLEETRESIDENCY']._serialized_end=1458
-  _globals['_FAREWELL']._serialized_start=1460
-  _globals['_FAREWELL']._serialized_end=1486
-  _globals['_PLACEMENTMESSAGE']._serialized_start=1489
-  _globals['_PLACEMENTMESSAGE']._serialized_end=1775
-  _globals['_PLACEMENTSERVICE']._serialized_start=1847
-  _globals['_PLACEMENTSERVICE']._serialized_end=2029
+  _globals['_RESIDENCY']._serialized_end=278
+  _globals['_ACK']._serialized_start=280
+  _globals['_ACK']._serialized_end=397
+  _globals['_NACK']._serialized_start=399
+  _globals['_NACK']._serialized_end=453
+  _globals['_GOODBYE']._serialized_start=455
+  _globals['_GOODBYE']._serialized_end=522
+  _globals['_PROXYMESSAGE']._serialized_start=525
+  _globals['_PROXYMESSAGE']._serialized_end=692
+  _globals['_WATCHPLACEMENTREQUEST']._serialized_start=694
+  _globals['_WATCHPLACEMENTREQUEST']._serialized_end=731
+  _globals['_ENGINEPLACEMENT']._serialized_start=734
+  _globals['_ENGINEPLACEMENT']._serialized_end=1079
+  _globals['_SNAPSHOT']._serialized_start=1081
+  _globals['_SNAPSHOT']._serialized_end=1185
+  _globals['_CHANGE']._serialized_start=1188
+  _globals['_CHANGE']._serialized_end=1329
+  _globals['_HEARTBEAT']._serialized_start=1331
+  _globals['_HEARTBEAT']._serialized_end=1374
+  _globals['_SETTINGS']._serialized_start=1376
+  _globals['_SETTINGS']._serialized_end=1415
+  _globals['_FLEETRESIDENCY']._serialized_start=1417
+  _globals['_FLEETRESIDENCY']._serialized_end=1491
+  _globals['_FAREWELL']._serialized_start=1493
+  _globals['_FAREWELL']._serialized_end=1519
+  _globals['_PLACEMENTMESSAGE']._serialized_start=1522
+  _globals['_PLACEMENTMESSAGE']._serialized_end=1808
+  _globals['_PLACEMENTSERVICE']._serialized_start=1880
+  _globals['_PLACEMENTSERVICE']._serialized_end=2062
 # @@protoc_insertion_point(module_scope)

@@ -41,12 +41,14 @@ class Hello(_message.Message):
     def __init__(self, proxy: _Optional[_Union[ProxyIdentity, _Mapping]] = ..., fleet: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Residency(_message.Message):
-    __slots__ = ("engine_id", "legs")
+    __slots__ = ("engine_id", "legs", "tokens")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     LEGS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     legs: int
-    def __init__(self, engine_id: _Optional[str] = ..., legs: _Optional[int] = ...) -> None: ...
+    tokens: int
+    def __init__(self, engine_id: _Optional[str] = ..., legs: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("epoch", "version", "resident", "unread")
@@ -169,10 +171,12 @@ class Settings(_message.Message):
     def __init__(self, fleet: _Optional[str] = ..., json: _Optional[bytes] = ...) -> None: ...
 
 class FleetResidency(_message.Message):
-    __slots__ = ("resident",)
+    __slots__ = ("resident", "proxies")
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
     resident: _containers.RepeatedCompositeFieldContainer[Residency]
-    def __init__(self, resident: _Optional[_Iterable[_Union[Residency, _Mapping]]] = ...) -> None: ...
+    proxies: int
+    def __init__(self, resident: _Optional[_Iterable[_Union[Residency, _Mapping]]] = ..., proxies: _Optional[int] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("reason",)

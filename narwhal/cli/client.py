@@ -10,8 +10,8 @@ status details; its metadata name the `active` as HOST:PORT and the `holder`, as
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -25,6 +25,9 @@ from narwhal.cli.options import AnswerIsNo, ControlUnreachable
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # deadline of one question
+SWITCH_TIMEOUT_S = 15.0  # a standby has to prove that it can write, and the last state handoff is stored
+NEXT_S = 15.0  # until somebody leads after a switchover
+NEXT_LOOK_S = 0.05
 LOOK_S = 2.0  # how often it asks how a long call goes on, and whether the process behind it still leads
 _CHANNEL_OPTIONS = (
     # A control plane is inside: a web proxy of the operator's shell has no part in it.
@@ -219,6 +222,25 @@ class Control:
         answer = await self._change(self._fleet.ForgetProxy, request, timeout_s=CALL_TIMEOUT_S)
         return model.Forgotten(proxy=proxy, dry_run=dry_run, told=tuple(answer.told))
 
+    async def history(self) -> tuple[model.Epoch, ...]:
+        """The epochs of the fleet, oldest first."""
+        answer = await self._ask(self._fleet.GetHistory, fleet_pb2.GetHistoryRequest())
+        return tuple(messages.epoch(message) for message in answer.epochs)
+
+    async def switch(self, standby: str, *, dry_run: bool) -> model.Switched:
+        """Has this process let go of the lease for `standby`, or for any that is fit when that is empty. Returns when
+        it has; who leads next is not known then."""
+        request = fleet_pb2.YieldRequest(standby=standby, operator=True, dry_run=dry_run)
+        answer = await self._change(self._fleet.Yield, request, timeout_s=SWITCH_TIMEOUT_S)
+        return model.Switched(
+            dry_run=dry_run,
+            before=answer.epoch,
+            epoch=0,
+            holder=answer.standby,
+            address=answer.address,
+            took_s=0.0,
+        )
+
     async def _lasting(self, call: aio.UnaryStreamCall[Any, Any], what: str) -> AsyncGenerator[Any]:
         """The messages of a command that lasts, for as long as the process behind it answers and leads."""
         begun = False
@@ -322,6 +344,32 @@ def ask(addresses: Sequence[str], question: Callable[[Control], Awaitable[T]]) -
         except NotActive:
             continue
     return asyncio.run(once())
+
+
+async def switchover(addresses: Sequence[str], standby: str, *, dry_run: bool) -> model.Switched:
+    """Has the active process yield, and waits until another leads. Raises `Lost` when nobody does in time."""
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    while True:
+        try:
+            async with connect(addresses) as control:
+                begun = await control.switch(standby, dry_run=dry_run)
+            break
+        except NotActive:
+            if clock.time() - began > CALL_TIMEOUT_S:
+                raise
+    if dry_run:
+        return begun
+    everybody = list(dict.fromkeys([*addresses, begun.address]))
+    while clock.time() - began < NEXT_S:
+        with suppress(Unreachable):
+            async with connect(everybody) as control:
+                now = (await control.status(proxies=False)).control
+                if now.epoch > begun.before:
+                    took_s = clock.time() - began
+                    return replace(begun, epoch=now.epoch, holder=now.holder, address=control.address, took_s=took_s)
+        await asyncio.sleep(NEXT_LOOK_S)
+    raise Lost(f"epoch {begun.before} is over, and nobody leads after {NEXT_S:g} s: see narwhalctl status")
 
 
 @asynccontextmanager

@@ -27,15 +27,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "events": ("narwhal.cli.commands.events:events", "Show what happened, oldest first, one line an event."),
     "explain": ("narwhal.cli.commands.explain:explain", "Say why an engine is, or is not, eligible."),
+    "history": ("narwhal.cli.commands.history:history", "Show who led when, and why each epoch ended."),
     "placement": ("narwhal.cli.commands.placement:placement", "Show the placement that proxies work by."),
     "probe": ("narwhal.cli.commands.probe:probe", "Probe an engine now and wait for the answer."),
     "proxies": (
         "narwhal.cli.commands.proxies:proxies",
         "Show every proxy worker: its placement, lag and legs in flight.",
     ),
+    "replay": ("narwhal.cli.commands.replay:replay", "Show what an event journal holds, or what would have been."),
     "undrain": (
         "narwhal.cli.commands.undrain:undrain",
         "Have the gates of drained engines tried now, and say how that ended.",
+    ),
+    "switchover": (
+        "narwhal.cli.commands.switchover:switchover",
+        "Have a standby lead instead of the active control process.",
     ),
     "status": ("narwhal.cli.commands.status:status", "Say whether the fleet is ready, and what needs a look."),
 }

@@ -44,6 +44,30 @@ def status(message: fleet_pb2.FleetStatus, address: str, proxies: tuple[model.Pr
             cancelled=totals.cancelled,
             retried=totals.retried,
         ),
+        standbys=tuple(
+            model.Standby(
+                holder=s.holder,
+                address=s.address,
+                copy_epoch=s.copy_epoch,
+                copy_age_s=s.copy_age_s,
+                problem=s.problem,
+                silent_s=s.silent_s,
+            )
+            for s in message.standbys
+        ),
+    )
+
+
+def epoch(message: fleet_pb2.EpochEntry) -> model.Epoch:
+    """One period of leadership."""
+    return model.Epoch(
+        epoch=message.epoch,
+        holder=message.holder,
+        address=message.address,
+        began_at=message.began_at if message.HasField("began_at") else None,
+        ended_at=message.ended_at if message.HasField("ended_at") else None,
+        ending=message.ending,
+        reason=message.reason,
     )
 
 

@@ -255,6 +255,43 @@ class Proxy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standby:
+    """A control process that stands by."""
+
+    holder: str
+    address: str
+    copy_epoch: int  # of its copy of the state handoff; 0 when it has none
+    copy_age_s: float  # since the active wrote that
+    problem: str  # why it would not take over; empty when it would
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One period of leadership. Instants in seconds since the Unix epoch."""
+
+    epoch: int
+    holder: str
+    address: str
+    began_at: float | None  # None when nobody wrote it down
+    ended_at: float | None  # None while it lasts, and when nobody knows
+    ending: str
+    reason: str  # empty while it lasts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switched:
+    """What a switchover came to."""
+
+    dry_run: bool
+    before: int  # epoch that is over; of a dry run the one that lasts
+    epoch: int  # of the new active; 0 for a dry run
+    holder: str  # who leads now; of a dry run who would
+    address: str
+    took_s: float  # from asking to the answer of the new active; 0 for a dry run
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The whole fleet, as the active control process sees it."""
 
@@ -267,6 +304,7 @@ class Status:
     engines: tuple[Engine, ...]  # in the fleet file's order
     proxies: tuple[Proxy, ...]
     totals: Totals
+    standbys: tuple[Standby, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +322,7 @@ class Event:
     @property
     def time(self) -> str:
         """`at` as UTC, to the millisecond."""
-        return datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc(self.at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +407,11 @@ def step(before: Placement, after: Placement) -> PlacementStep:
         if engine.id not in new
     ]
     return PlacementStep(epoch=after.epoch, version=after.version, closed=after.closed, changes=tuple(changes))
+
+
+def utc(at: float) -> str:
+    """Seconds since the Unix epoch as UTC, to the millisecond."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
@@ -15,6 +16,7 @@ from narwhal.config.sections import (
     ControllerConfig,
     EngineConfig,
     EngineSettings,
+    JournalConfig,
     LeaseConfig,
     ProxyConfig,
     RecoveryConfig,
@@ -120,6 +122,10 @@ class FleetConfig(Section):
         default=StoreConfig(),
         description="Where the lease and the state handoff are kept.",
     )
+    journal: JournalConfig = Field(
+        default=JournalConfig(),
+        description="The event journal.",
+    )
     lease: LeaseConfig = Field(
         default=LeaseConfig(),
         description="The lease of the active control process.",
@@ -169,6 +175,11 @@ class FleetConfig(Section):
     def control_connections(self) -> int:
         """Connections of the control pool that apply: the setting, or twice the number of engines, at least 4."""
         return self.engine.control_connections or max(4, 2 * len(self.engines))
+
+    @property
+    def journal_directory(self) -> Path:
+        """Where the event journal is kept."""
+        return Path(self.journal.path) if self.journal.path is not None else Path(self.store.path) / "journal"
 
     def engine_set(self) -> frozenset[str]:
         """Ids of the engines: what a saved state handoff must agree with."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from narwhal.config.fleet import FleetConfig
 
 
+SMALLEST_JOURNAL = 1024 * 1024  # bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
     """`path` cannot stay as it is beside `others`, for the reason in `sentence`."""
@@ -232,6 +235,17 @@ def _placement_age(fleet: "FleetConfig") -> Iterator[Conflict]:
         )
 
 
+def _journal(fleet: "FleetConfig") -> Iterator[Conflict]:
+    """A file begins with a whole core: of many tiny files nothing else would be left."""
+    size = fleet.journal.max_bytes
+    if 0 < size < SMALLEST_JOURNAL:
+        yield Conflict(
+            path="journal.max_bytes",
+            others=(),
+            sentence=f"must be 0 (no journal) or at least {SMALLEST_JOURNAL}, got {shown(size)}",
+        )
+
+
 RELATIONS: tuple[Callable[["FleetConfig"], Iterator[Conflict]], ...] = (
     _engines_differ,
     _phases_covered,
@@ -243,6 +257,7 @@ RELATIONS: tuple[Callable[["FleetConfig"], Iterator[Conflict]], ...] = (
     _queue,
     _ordered,
     _placement_age,
+    _journal,
 )
 
 

@@ -106,6 +106,19 @@ class StoreConfig(Section):
     )
 
 
+class JournalConfig(Section):
+    """The event journal, which `narwhalctl replay` reads."""
+
+    path: Maybe[Text] = Field(
+        default=None,
+        description="Directory of the event journal; `journal` in `store.path` unless told otherwise.",
+    )
+    max_bytes: Natural = Field(
+        default=268435456,
+        description="Bytes that all its files may take, at least 1048576; the oldest go first. 0 = no journal.",
+    )
+
+
 class LeaseConfig(Section):
     """The one lease that makes a control process the active one."""
 
@@ -229,6 +242,11 @@ class ServingConfig(Section):
         default=600.0,
         description="Deadline of a request with its queueing and retries, seconds.",
     )
+    client_timeout_s: Positive = Field(
+        default=60.0,
+        description="Longest that a client may take for a request's head, pause in its body, or not read its answer, "
+        "seconds.",
+    )
     prefill_timeout_s: Positive = Field(
         default=120.0,
         description="Longest time that a prefill leg may take, seconds.",
@@ -306,7 +324,8 @@ class EngineSettings(Section):
     )
     tokenize: bool = Field(
         default=False,
-        description="Ask an engine for exact prompt token counts before choosing engines.",
+        description="Ask a prefill engine how many tokens a prompt has, where some `max_inflight_tokens` asks for it; "
+        "otherwise that is estimated from its bytes.",
     )
     tokenize_timeout_s: Positive = Field(
         default=2.0,

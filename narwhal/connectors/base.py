@@ -24,6 +24,10 @@ class HandoffUnusable(Exception):
     """A prefill answered 200 without a KV handoff that may be sent on; says what is wrong with it."""
 
 
+class CountUnusable(Exception):
+    """A tokenizer answered 200 without a count."""
+
+
 @dataclass(slots=True)
 class ClientRequest:
     """A client's body, parsed once. Nobody changes `fields` after the parsing."""
@@ -41,6 +45,8 @@ Handoff = NewType("Handoff", bytes)  # a checked KV handoff: the descriptor as J
 class Connector(Protocol):
     """One engine protocol. Pure functions of bytes."""
 
+    count_path: str  # where an engine counts tokens
+
     def parse(self, route: Route, body: bytes) -> ClientRequest:
         """Read a client's body. Raises BadRequest."""
 
@@ -52,3 +58,15 @@ class Connector(Protocol):
 
     def decode_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
         """The body of the decode leg that uses `handoff`."""
+
+    def known_tokens(self, request: ClientRequest) -> int | None:
+        """The tokens of the prompt, where the client sent it as tokens."""
+
+    def estimated_tokens(self, request: ClientRequest) -> int:
+        """About how many tokens the prompt has, from its bytes."""
+
+    def count_body(self, request: ClientRequest) -> bytes:
+        """The body by which an engine is asked for them. Raises BadRequest when it cannot be written as JSON."""
+
+    def counted(self, answer: bytes) -> int:
+        """The count in the body of the 200. Raises CountUnusable."""

@@ -11,6 +11,7 @@ import orjson
 
 MARKER = b"[DONE]"
 ERROR_KEY = b'"error"'
+ROLE_KEY = b'"role"'
 GIVEN_UP = b'"abort"'  # the finish reason with which an engine that is being stopped ends an answer, [DONE] included
 EVENT_END = re.compile(rb"\n\r?\n")
 LONGEST_END = 3  # bytes of "\n\r\n"
@@ -63,6 +64,22 @@ def _said(value: Any) -> Event:
     if not isinstance(choices, list) or not choices:
         return Event.OTHER
     return Event.GIVEN_UP if _given_up(choices) else Event.TOKEN
+
+
+def opens_only(event: bytes) -> bool:
+    """Whether `event`, a TOKEN, only says who speaks: a chat's first event, whose content is empty. An engine sends it
+    before it knows whether the KV arrives."""
+    if ROLE_KEY not in event:
+        return False
+    choices = orjson.loads(_payload(event) or b"")["choices"]
+    return all(isinstance(choice, dict) and _says_nothing(choice) for choice in choices)
+
+
+def _says_nothing(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if not isinstance(delta, dict) or choice.get("finish_reason") is not None:
+        return False
+    return not any(value for name, value in delta.items() if name != "role")
 
 
 def _given_up(choices: list[Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from narwhal.connectors.base import BadRequest, ClientRequest, Handoff, HandoffUnusable, Route
+from narwhal.connectors.base import BadRequest, ClientRequest, CountUnusable, Handoff, HandoffUnusable, Route
 
 HANDOFF_FIELD = "kv_transfer_params"
 
@@ -20,6 +20,11 @@ EXTRA_ARGS_FIELD = "vllm_xargs"
 
 # Fields of the client that a prefill leg does not get: it makes one token and does not stream.
 NOT_FOR_PREFILL = ("stream_options", "min_tokens")
+
+BYTES_PER_TOKEN = 4
+
+# Fields of a chat that its template turns into tokens.
+OF_A_CHAT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 ASK_FOR_HANDOFF = {
     "do_remote_decode": True,
@@ -38,6 +43,8 @@ SENT_WITH_REQUEST_ID = frozenset(
 
 class VllmNixl:
     """The `vllm-nixl` connector."""
+
+    count_path = "/tokenize"
 
     def parse(self, route: Route, body: bytes) -> ClientRequest:
         """Read a client's body. Raises BadRequest."""
@@ -94,6 +101,36 @@ class VllmNixl:
         # What was parsed as an object that has a `model` ends in a brace and is not empty.
         return b'%b,"kv_transfer_params":%b}' % (raw[: raw.rindex(b"}")], handoff)
 
+    def known_tokens(self, request: ClientRequest) -> int | None:
+        """The tokens of the prompt, where the client sent it as tokens."""
+        if request.route is not Route.COMPLETIONS:
+            return None
+        prompt = _the_prompt(request)
+        return len(prompt) if isinstance(prompt, list) else None
+
+    def estimated_tokens(self, request: ClientRequest) -> int:
+        """A quarter of the body's bytes: what English text comes to, and more than it for what JSON escapes."""
+        return len(request.raw) // BYTES_PER_TOKEN
+
+    def count_body(self, request: ClientRequest) -> bytes:
+        """What `/tokenize` takes. Raises BadRequest when it cannot be written as JSON."""
+        if request.route is Route.COMPLETIONS:
+            return _dumped({"model": request.model, "prompt": _the_prompt(request)})
+        fields = request.fields
+        asked = {name: fields[name] for name in OF_A_CHAT if name in fields}
+        return _dumped({"model": request.model, "add_generation_prompt": True, **asked})
+
+    def counted(self, answer: bytes) -> int:
+        """The count in the body of the 200. Raises CountUnusable."""
+        try:
+            whole = orjson.loads(answer)
+        except (orjson.JSONDecodeError, RecursionError) as error:
+            raise CountUnusable(f"not JSON: {error}") from None
+        count = whole.get("count") if isinstance(whole, dict) else None
+        if type(count) is not int or count < 0:
+            raise CountUnusable("no count")
+        return count
+
 
 def check_descriptor(descriptor: dict[str, Any]) -> None:
     """Field by field what a decode engine relies on. Raises HandoffUnusable that names the field."""
@@ -118,6 +155,12 @@ def check_descriptor(descriptor: dict[str, Any]) -> None:
     for group in groups:
         if not isinstance(group, list) or (group and (set(map(type, group)) != {int} or min(group) < 0)):
             raise HandoffUnusable("remote_block_ids is not made of lists of non-negative integers")
+
+
+def _the_prompt(request: ClientRequest) -> Any:
+    """The one prompt: text, or a list of token ids."""
+    prompt = request.fields.get("prompt")
+    return prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and type(prompt[0]) is not int else prompt
 
 
 def _one_prompt(prompt: Any) -> None:

@@ -15,28 +15,33 @@ import click
 import structlog
 import uvloop
 
-from narwhal.clock import RealClock
+from narwhal.clock import Clock, RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
+from narwhal.control.candidate import ResumeRefusedError
 from narwhal.control.core.events import EventKind, Record
 from narwhal.control.endpoints import control_http
 from narwhal.control.fleet_service import FleetService
-from narwhal.control.leader import Leader, ResumeRefusedError
+from narwhal.control.journal import Journal
+from narwhal.control.leader import Leader
 from narwhal.control.metrics import ControlMetrics
 from narwhal.control.observe import Observer
+from narwhal.control.peer import dialler
 from narwhal.control.plan import make_plan
 from narwhal.control.publisher import Publisher
 from narwhal.control.servers import Servers, advertised, credentials
 from narwhal.control.service import OutcomeService, PlacementService
+from narwhal.control.standby import Standby
 from narwhal.control.store.base import Store, StoreError
 from narwhal.control.store.etcd import EtcdStore
 from narwhal.control.store.etcd_client import EtcdSettings
 from narwhal.control.store.file import FileStore
 from narwhal.control.writer import NotLeading
+from narwhal.control.yielding import Yielding
 from narwhal.daemon import Address, StartError, give_up
 from narwhal.logs import LogFormat, setup_logging
 
 # Sections of the fleet file that are read at the start only.
-_FIXED = ("store", "lease", "tls", "auth")
+_FIXED = ("store", "lease", "journal", "tls", "auth")
 
 log = structlog.get_logger()
 
@@ -110,16 +115,22 @@ class Control:
     async def _serve(self, servers: Servers, store: Store) -> None:
         clock = RealClock()
         publisher = Publisher(clock)
+        holder = self._options.id or f"{socket.gethostname()}/{servers.grpc_address.rpartition(':')[2]}"
+        journal = self._journal(holder, clock)
         leader = Leader(
             plan=make_plan(self._config),
             store=store,
             clock=clock,
             publisher=publisher,
             observer=self._observer,
-            holder=self._options.id or f"{socket.gethostname()}/{servers.grpc_address.rpartition(':')[2]}",
+            holder=holder,
             address=advertised(servers.grpc_address),
             resume=self._options.resume,
+            journal=journal,
         )
+        record = self._observer.record
+        yielding = Yielding(leader, store=store, clock=clock, record=record)
+        standby = Standby(leader, store=store, clock=clock, record=record, dial=dialler(self._config.tls))
         metrics = ControlMetrics(leader, publisher, self._observer, clock)
         try:
             await servers.start_http(control_http(leader, metrics.render), self._options.http)
@@ -128,15 +139,29 @@ class Control:
                 [
                     PlacementService(leader, publisher, fleet=fleet).handlers(),
                     OutcomeService(leader).handlers(),
-                    FleetService(leader, publisher, self._observer, clock).handlers(),
+                    FleetService(leader, publisher, self._observer, clock, yielding).handlers(),
                 ]
             )
             log.info("listening", grpc=servers.grpc_address, http=servers.http_address, fleet=fleet, pid=os.getpid())
-            await self._until_told(
-                leader, [leader.run(), publisher.run(), servers.follow(lambda: leader.readiness().control_ready)]
-            )
+            health = servers.follow(lambda: leader.readiness().control_ready)
+            await self._until_told(leader, [leader.run(), publisher.run(), standby.run(), health])
         finally:
             await servers.stop()
+            if journal is not None:
+                await journal.close()
+
+    def _journal(self, holder: str, clock: Clock) -> Journal | None:
+        """The event journal, unless it is switched off."""
+        config = self._config
+        if not config.journal.max_bytes:
+            return None
+        return Journal(
+            config.journal_directory,
+            max_bytes=config.journal.max_bytes,
+            clock=clock,
+            holder=holder,
+            tell=self._observer.record,
+        )
 
     async def _until_told(self, leader: Leader, work: list[Awaitable[None]]) -> None:
         """Runs `work` until a signal ends the process, or one of it fails."""

@@ -1,10 +1,13 @@
 """The fleet's view as the messages of the operators' service. No decision."""
 
 from narwhal._pb import fleet_pb2
+from narwhal.clock import Clock
 from narwhal.control.core.events import Effect, ProcessIdentity, Record
+from narwhal.control.core.history import Epoch
 from narwhal.control.core.proxies import lag
 from narwhal.control.core.view import DrainView, EngineView, EvidenceView, FleetView, MonitorView, ProxyView
 from narwhal.control.observe import Entry
+from narwhal.control.yielding import Known
 from narwhal.vocabulary import Phase
 from narwhal.wire import phase_to_wire, proxy_to_wire, residency_to_wire
 
@@ -160,4 +163,31 @@ def event_message(entry: Entry) -> fleet_pb2.Event:
         engine_id=record.engine,
         proxy=record.proxy,
         fields=dict(record.fields),
+        boottime=entry.boottime,
+    )
+
+
+def standby_message(known: Known, clock: Clock) -> fleet_pb2.StandbyStatus:
+    """One standby."""
+    said = known.said
+    return fleet_pb2.StandbyStatus(
+        holder=said.holder,
+        address=said.address,
+        copy_epoch=said.copy_epoch,
+        copy_age_s=max(0.0, clock.wall() - said.copy_written_at) if said.copy_epoch else 0.0,
+        problem=said.problem,
+        silent_s=clock.monotonic() - known.heard_at,
+    )
+
+
+def epoch_message(epoch: Epoch) -> fleet_pb2.EpochEntry:
+    """One period of leadership."""
+    return fleet_pb2.EpochEntry(
+        epoch=epoch.epoch,
+        holder=epoch.holder,
+        address=epoch.address,
+        began_at=epoch.began_at,
+        ended_at=epoch.ended_at,
+        ending=epoch.ending,
+        reason=epoch.reason,
     )

@@ -1,5 +1,6 @@
 """The gRPC service that operators call. No decision."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,13 +20,22 @@ from narwhal.control.core.events import (
     Refusal,
 )
 from narwhal.control.drains import Drains, Undrains
-from narwhal.control.fleet_messages import engine_message, event_message, proxy_message, status_message, words_of
+from narwhal.control.fleet_messages import (
+    engine_message,
+    epoch_message,
+    event_message,
+    proxy_message,
+    standby_message,
+    status_message,
+    words_of,
+)
 from narwhal.control.leader import Leader
 from narwhal.control.loop import ControlLoop
 from narwhal.control.observe import Observer
 from narwhal.control.publisher import OBSERVER_AGE_S, Publisher
 from narwhal.control.service import Context, refuse, refuse_standby
 from narwhal.control.writer import NotLeading
+from narwhal.control.yielding import Said, Yielding, YieldRefused
 
 M = TypeVar("M", bound=Message)
 
@@ -35,11 +45,14 @@ MOST_FOLLOWERS = 500
 class FleetService:
     """`narwhal.v1.FleetService`."""
 
-    def __init__(self, leader: Leader, publisher: Publisher, observer: Observer, clock: Clock) -> None:
+    def __init__(
+        self, leader: Leader, publisher: Publisher, observer: Observer, clock: Clock, yielding: Yielding
+    ) -> None:
         self._leader = leader
         self._publisher = publisher
         self._observer = observer
         self._clock = clock
+        self._yielding = yielding
         self._followers = 0
         self._drains = Drains(observer, clock)
         self._undrains = Undrains(observer, publisher)
@@ -56,6 +69,9 @@ class FleetService:
                 "EjectEngine": self._unary(fleet_pb2.EjectEngineRequest, self.eject_engine),
                 "ProbeEngine": self._unary(fleet_pb2.ProbeEngineRequest, self.probe_engine),
                 "ForgetProxy": self._unary(fleet_pb2.ForgetProxyRequest, self.forget_proxy),
+                "GetHistory": self._unary(fleet_pb2.GetHistoryRequest, self.get_history),
+                "StandBy": self._unary(fleet_pb2.StandByRequest, self.stand_by),
+                "Yield": self._unary(fleet_pb2.YieldRequest, self.yield_lease),
                 "DrainEngines": self._stream(fleet_pb2.DrainEnginesRequest, self._drains.run),
                 "UndrainEngines": self._stream(fleet_pb2.UndrainEnginesRequest, self._undrains.run),
                 "WatchEvents": grpc.unary_stream_rpc_method_handler(self.watch_events, response_serializer=_serialize),
@@ -69,6 +85,8 @@ class FleetService:
             message, loop = await self._asked(request, data, context)
             try:
                 return await call(loop, message, context)
+            except YieldRefused as error:
+                await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), reason="YIELD_REFUSED")
             except (CommandRefusedError, NotLeading) as error:
                 await _refused(context, error)
             raise AssertionError("abort returned")
@@ -107,6 +125,7 @@ class FleetService:
         status.epoch = readiness.epoch
         status.holder = readiness.holder
         status.version = placement.version if placement is not None else 0
+        status.standbys.extend(standby_message(known, self._clock) for known in self._yielding.standbys())
         return status
 
     async def list_proxies(
@@ -125,6 +144,48 @@ class FleetService:
         if document is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no state handoff has been stored yet")
         return fleet_pb2.StateHandoff(document=document, epoch=loop.lease.epoch)
+
+    async def get_history(
+        self, _loop: ControlLoop, _request: fleet_pb2.GetHistoryRequest, _context: Context
+    ) -> fleet_pb2.GetHistoryResponse:
+        """The epochs of this fleet."""
+        return fleet_pb2.GetHistoryResponse(epochs=map(epoch_message, self._leader.history().epochs))
+
+    # --- standbys -----------------------------------------------------------------------------------------------------
+
+    async def stand_by(
+        self, _loop: ControlLoop, request: fleet_pb2.StandByRequest, context: Context
+    ) -> fleet_pb2.StandByResponse:
+        """A standby says what it has, and hears how this process is."""
+        if not request.holder or not math.isfinite(request.copy_written_at):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "holder must be named, copy_written_at finite")
+        said = Said(
+            holder=request.holder,
+            address=request.address,
+            copy_epoch=request.copy_epoch,
+            copy_written_at=request.copy_written_at,
+            problem=request.problem,
+        )
+        prove, readiness = self._yielding.heard(said), self._leader.readiness()
+        return fleet_pb2.StandByResponse(
+            control_ready=readiness.control_ready,
+            reason="" if readiness.control_ready else readiness.reason,
+            epoch=readiness.epoch,
+            prove=prove,
+        )
+
+    async def yield_lease(
+        self, _loop: ControlLoop, request: fleet_pb2.YieldRequest, context: Context
+    ) -> fleet_pb2.YieldResponse:
+        """Hands the lease on."""
+        if request.operator:
+            yielded = await self._yielding.by_operator(request.standby, dry_run=request.dry_run)
+        elif request.standby and not request.dry_run:
+            yielded = await self._yielding.to_standby(request.standby)
+        else:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a standby names itself, and means what it asks for")
+        heir = yielded.heir
+        return fleet_pb2.YieldResponse(epoch=yielded.epoch, standby=heir.holder, address=heir.address)
 
     # --- commands: translate, ask, await ------------------------------------------------------------------------------
 

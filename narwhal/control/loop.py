@@ -27,6 +27,7 @@ from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import to_document
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.control.core.view import Explanation, FleetView
+from narwhal.control.journal import Journal
 from narwhal.control.probes import Request
 from narwhal.control.publisher import Publisher
 from narwhal.control.store.base import Lease, Store
@@ -55,15 +56,17 @@ class ControlLoop:
         record: Callable[[Record], None],
         fenced: Callable[[str], None],
         writes: Counter[str],
+        journal: Journal | None = None,
     ) -> None:
         """`probe` starts a check or a probe, `record` tells people, `fenced` hears once why the term is over. `writes`
-        counts writes of the handoff by result."""
+        counts writes of the handoff by result. `journal` keeps what the core is given, where one is kept."""
         self._fleet = fleet
         self._clock = clock
         self._publisher = publisher
         self._probe = probe
         self._record = record
         self._fenced = fenced
+        self._journal = journal
         self._inbox: deque[Input] = deque()
         self._handling = False
         self._settling: asyncio.Handle | None = None
@@ -152,7 +155,7 @@ class ControlLoop:
     def tick(self, stage: Stage) -> None:
         """Runs the core's part of one monitor stage. Raises what the core raises, for the monitor to count."""
         if self._may_act():
-            self._perform(self._fleet.tick(stage, now=self._clock.monotonic()))
+            self._perform(self._given(stage))
             self._settle_soon()
 
     def pass_ended(self, failures: tuple[StageFailure, ...]) -> None:
@@ -217,9 +220,22 @@ class ControlLoop:
             self._input_failed(Stage.CONTROLLER, error)
 
     def _take(self, event: Input) -> tuple[Effect, ...]:
-        effects = self._fleet.handle(event, now=self._clock.monotonic())
+        effects = self._given(event)
         self._perform(effects)
         self._settle_soon()
+        return effects
+
+    def _given(self, what: Input | Stage) -> tuple[Effect, ...]:
+        """What the core makes of an event, or of a stage of a pass."""
+        fleet, now, journal = self._fleet, self._clock.monotonic(), self._journal
+        try:
+            effects = fleet.tick(what, now=now) if isinstance(what, Stage) else fleet.handle(what, now=now)
+        except Exception as error:
+            if journal is not None:
+                journal.note(what, (), now=now, raised=f"{type(error).__name__}: {error}")
+            raise
+        if journal is not None:
+            journal.note(what, effects, now=now)
         return effects
 
     def _input_failed(self, stage: Stage, error: Exception) -> None:

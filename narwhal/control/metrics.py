@@ -64,6 +64,15 @@ class ControlMetrics(Collector):
         yield self._counter("stale_epoch_refusals_total", words, [((), leader.stale_refusals)])
         writes: Samples = [((result,), leader.writes[result]) for result in ("ok", "failed")]
         yield self._counter("handoff_writes_total", "Writes of the state handoff.", writes, ("result",))
+        if (journal := leader.journal) is not None:
+            words = "Bytes of the event journal that were written."
+            yield self._counter("journal_bytes_total", words, [((), journal.written)])
+            lost: Samples = [((cause,), journal.lost[cause]) for cause in ("disk", "queue")]
+            words = "Steps of the core that the event journal lacks: the disk failed, or was too slow."
+            yield self._counter("journal_lost_steps_total", words, lost, ("cause",))
+        subscribers = len(self._publisher.proxies) + self._publisher.observers
+        words = "Open placement streams; those to a standby wait for it to lead."
+        yield self._gauge("placement_subscribers", words, [((), subscribers)])
         summary = SummaryMetricFamily("narwhal_monitor_pass_seconds", "Monitor passes.", labels=("fleet",))
         summary.add_metric((self._fleet,), count_value=leader.passes, sum_value=leader.passes_s)
         yield summary
@@ -106,8 +115,6 @@ class ControlMetrics(Collector):
         placement = self._publisher.placement
         published = placement.order if placement is not None else (0, 0)
         yield self._gauge("placement_version", "Newest placement version of the epoch.", [((), published[1])])
-        subscribers = len(self._publisher.proxies) + self._publisher.observers
-        yield self._gauge("placement_subscribers", "Open placement streams.", [((), subscribers)])
         lags: Samples = [((str(p.key),), lag(p.acked, published)) for p in view.proxies]
         words = "Versions by which the proxy is behind."
         yield self._gauge("placement_lag_versions", words, lags, ("proxy",))

@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -36,7 +37,11 @@ _WARNINGS = frozenset(
         EventKind.HANDOFF_NOT_RESUMED,
         EventKind.STORE_FAILED,
         EventKind.STORE_WARNING,
+        EventKind.JOURNAL_FAILED,
         EventKind.RELOAD_REFUSED,
+        EventKind.CONTROL_YIELDED,
+        EventKind.YIELD_REFUSED,
+        EventKind.ACTIVE_MISSED,
     }
 )
 _ERRORS = frozenset({EventKind.MONITOR_DEGRADED, EventKind.CONTROL_FENCED})
@@ -50,6 +55,7 @@ class Entry:
 
     sequence: int  # from 1, rising by one
     at: float  # seconds since the Unix epoch
+    boottime: float  # seconds since the machine's boot: what happened on one machine is in this order
     record: Record
 
 
@@ -73,10 +79,11 @@ class Observer:
         """Tells everybody of one event."""
         self._sequence += 1
         self._count(record)
-        self._entries.append(Entry(sequence=self._sequence, at=self._clock.wall(), record=record))
+        wall, boottime = self._clock.wall(), self._clock.boottime()
+        self._entries.append(Entry(sequence=self._sequence, at=wall, boottime=boottime, record=record))
         news, self._news = self._news, asyncio.Event()
         news.set()
-        write_log(record)
+        write_log(record, boottime)
 
     def answered(self, answer: Answer) -> None:
         """Counts an answer of an engine. Every one, though only a change of it is told."""
@@ -148,9 +155,9 @@ def _verdict(outcome: Outcome | None) -> Verdict:
     return Verdict.INCONCLUSIVE if outcome is Outcome.LOCAL else Verdict.FAIL
 
 
-def write_log(record: Record) -> None:
+def write_log(record: Record, boottime: float) -> None:
     """The log line of a record."""
-    fields: dict[str, str] = {"kind": record.kind.value, **_named(record.fields)}
+    fields: dict[str, Any] = {"kind": record.kind.value, "boottime": round(boottime, 6), **_named(record.fields)}
     if record.engine:
         fields["engine"] = record.engine
     if record.proxy:
@@ -161,4 +168,5 @@ def write_log(record: Record) -> None:
 
 def _named(fields: Mapping[str, str]) -> dict[str, str]:
     """Fields whose names do not collide with those every line has."""
-    return {(f"{name}_" if name in ("event", "level", "timestamp", "kind") else name): v for name, v in fields.items()}
+    taken = ("event", "level", "timestamp", "kind", "boottime")
+    return {(f"{name}_" if name in taken else name): v for name, v in fields.items()}

@@ -17,6 +17,8 @@ class Plan:
     interval_s: float
     stage_timeout_s: float
     poll_s: float  # how often a standby looks
+    takeover_after: int  # of its looks at the active (spec M8)
+    max_handoff_age_s: float  # of a standby's copy (spec S7)
 
 
 def core_settings(config: FleetConfig) -> CoreSettings:
@@ -74,4 +76,6 @@ def make_plan(config: FleetConfig) -> Plan:
         interval_s=config.controller.monitor_interval_s,
         stage_timeout_s=config.controller.stage_timeout,
         poll_s=config.standby.probe_interval_s,
+        takeover_after=config.standby.takeover_after,
+        max_handoff_age_s=config.standby.max_handoff_age_s,
     )

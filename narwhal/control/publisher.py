@@ -13,7 +13,7 @@ from narwhal.clock import Clock
 from narwhal.control.core.events import ProxyConnected
 from narwhal.placement import Placement
 from narwhal.reports import ProxyKey
-from narwhal.wire import change_to_wire, residency_to_wire, snapshot_to_wire
+from narwhal.wire import NOTHING, change_to_wire, residency_to_wire, snapshot_to_wire
 
 HEARTBEAT_S = 1.0  # spec P10
 RESIDENCY_S = 0.5  # spec P9
@@ -40,6 +40,7 @@ class Subscriber:
         self.replaced = False  # by a stream of the same or a newer boot, or a goodbye
         self.over = asyncio.Event()  # set when it is to end
         self.resident: Mapping[str, int] = {}
+        self.tokens: Mapping[str, int] = {}
         self._publisher = publisher
         self._settings = b""
         self._changes: deque[bytes] = deque()
@@ -131,6 +132,7 @@ class Publisher:
         self._proxies: dict[tuple[str, int], Subscriber] = {}
         self._observers: set[Subscriber] = set()
         self._resident: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
         self._resident_changed = False
         self._snapshot = b""
         self._snapshot_at = 0.0
@@ -207,6 +209,7 @@ class Publisher:
         if self._settings:
             subscriber.settings(self._settings)
         self._proxies[place] = subscriber
+        self._resident_changed = True  # the number of proxies
         return subscriber
 
     def observe(self) -> Subscriber:
@@ -222,6 +225,7 @@ class Publisher:
             assert subscriber.hello is not None
             self.resides(subscriber, {})
             del self._proxies[_place(subscriber.hello.proxy)]
+            self._resident_changed = True
 
     def dismiss(self, key: ProxyKey, reason: str) -> None:
         """Ends the stream of a proxy that somebody else said goodbye for."""
@@ -234,17 +238,21 @@ class Publisher:
         """The proxy has shown that it lives."""
         subscriber.heard_at = self.now()
 
-    def resides(self, subscriber: Subscriber, legs: Mapping[str, int]) -> None:
-        """The proxy has these legs in flight; also its proof of life."""
+    def resides(self, subscriber: Subscriber, legs: Mapping[str, int], tokens: Mapping[str, int] = NOTHING) -> None:
+        """The proxy has these legs in flight, with so many prompt tokens; also its proof of life."""
         self.heard(subscriber)
-        if legs == subscriber.resident or not self._open(subscriber):
+        if (legs == subscriber.resident and tokens == subscriber.tokens) or not self._open(subscriber):
             return
-        self._resident.subtract(subscriber.resident)
-        self._resident.update(legs)
-        for engine in subscriber.resident:
-            if not self._resident[engine]:
-                del self._resident[engine]
-        subscriber.resident = dict(legs)
+        for total, before, now in (
+            (self._resident, subscriber.resident, legs),
+            (self._tokens, subscriber.tokens, tokens),
+        ):
+            total.subtract(before)
+            total.update(now)
+            for engine in before:
+                if not total[engine]:
+                    del total[engine]
+        subscriber.resident, subscriber.tokens = dict(legs), dict(tokens)
         self._resident_changed = True
 
     def _open(self, subscriber: Subscriber) -> bool:
@@ -277,7 +285,8 @@ class Publisher:
         if not self._resident_changed or self.placement is None:
             return
         self._resident_changed = False
-        picture = placement_pb2.FleetResidency(resident=residency_to_wire(dict(self._resident)))
+        resident = residency_to_wire(self._resident, self._tokens)
+        picture = placement_pb2.FleetResidency(resident=resident, proxies=len(self._proxies))
         message = _message(residency=picture)
         for subscriber in self._everybody():
             subscriber.newest("residency", message)

@@ -12,36 +12,42 @@ from narwhal.control.core.settings import CoreSettings
 class Judged:
     """What a document is to a configured fleet."""
 
+    document: bytes | None = None  # None when there is none
     handoff: Handoff | None = None  # None when it cannot be read, or there is none
     resume: Resume = Resume.APPLY
     problem: str = ""  # why it may not be applied; empty when it may, or there is none
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Of two documents that can be read the later one has the higher order: epoch, wall time of writing."""
+        return (self.handoff.lease.epoch, self.handoff.written_at) if self.handoff is not None else (0, 0.0)
 
 
 def judge(document: bytes | None, core: CoreSettings) -> Judged:
     """Whether `document` may be applied to the fleet that `core` describes."""
     if document is None:
         return Judged()
+
+    def refused(problem: str) -> Judged:
+        return Judged(document=document, resume=Resume.REFUSE, problem=problem)
+
     try:
         handoff = from_document(orjson.loads(document))
     except orjson.JSONDecodeError as error:
-        return Judged(resume=Resume.REFUSE, problem=f"the saved handoff is not JSON: {error}")
+        return refused(f"the saved handoff is not JSON: {error}")
     except HandoffError as error:
-        return Judged(resume=Resume.REFUSE, problem=f"the saved handoff cannot be applied: {error}")
+        return refused(f"the saved handoff cannot be applied: {error}")
     comparison = compare(handoff.state, fleet=core.name, engines=[e.id for e in core.engines])
     applies = comparison.resume is Resume.APPLY
-    return Judged(handoff=handoff, resume=comparison.resume, problem="" if applies else comparison.message)
+    problem = "" if applies else comparison.message
+    return Judged(document=document, handoff=handoff, resume=comparison.resume, problem=problem)
 
 
-def newer(stored: bytes | None, mine: bytes | None) -> bytes | None:
-    """What is stored, or what this process stored itself where the store was wiped or set back since (spec S5)."""
-    if mine is None or stored == mine:
+def newest(stored: Judged, known: Judged) -> Judged:
+    """What is stored, or what this process knows where the store was wiped or set back since (spec S5)."""
+    if known.handoff is None:
         return stored
-    ours = from_document(orjson.loads(mine))
-    if stored is None:
-        return mine
-    try:
-        theirs = from_document(orjson.loads(stored))
-    except (orjson.JSONDecodeError, HandoffError):
-        return stored
-    older = (theirs.lease.epoch, theirs.written_at) < (ours.lease.epoch, ours.written_at)
-    return mine if older else stored
+    if stored.document is None:
+        return known
+    unreadable = stored.handoff is None
+    return stored if unreadable or stored.order >= known.order else known

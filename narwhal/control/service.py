@@ -23,7 +23,15 @@ from narwhal.control.publisher import SILENCE_S, Publisher, Subscriber, Supersed
 from narwhal.control.writer import Mark, NotLeading
 from narwhal.placement import HIGHEST_EPOCH
 from narwhal.reports import ProxyKey
-from narwhal.wire import LONGEST_NAME, LONGEST_TEXT, WireError, batch_from_wire, proxy_from_wire, residency_from_wire
+from narwhal.wire import (
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    WireError,
+    batch_from_wire,
+    proxy_from_wire,
+    residency_from_wire,
+    tokens_from_wire,
+)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 T = TypeVar("T")
@@ -188,7 +196,7 @@ class PlacementService:
 
     def _acked(self, subscriber: Subscriber, hello: ProxyConnected, ack: placement_pb2.Ack) -> None:
         resident = residency_from_wire(list(ack.resident))
-        self._publisher.resides(subscriber, resident)
+        self._publisher.resides(subscriber, resident, tokens_from_wire(list(ack.resident)))
         published = self._publisher.placement
         if published is None or ack.epoch > published.epoch:
             return  # it follows another control process

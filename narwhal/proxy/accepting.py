@@ -57,7 +57,8 @@ class Acceptor:
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(self.factory, connection)
         except OSError:
             connection.close()  # the client went away meanwhile

@@ -1,6 +1,7 @@
 """`narwhal-proxy`: the composition root of the supervisor. Workers have their own in `workers.py`."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from narwhal.clock import RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
-from narwhal.daemon import Address, Addresses, StartError, bound, give_up, joined, listen
+from narwhal.daemon import Address, Addresses, Listening, StartError, bound, give_up, joined, listen, unlisten
 from narwhal.logs import LogFormat, setup_logging
 from narwhal.proxy.admin import admin_http
 from narwhal.proxy.line import Start
@@ -50,7 +51,10 @@ class Proxy:
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT has drained all workers. Raises StartError."""
         options = self._options
-        with listen(options.http, "HTTP") as listener, listen(options.admin, "admin") as admin:
+        with contextlib.ExitStack() as stack:
+            listener = listen(options.http, "HTTP")
+            stack.callback(unlisten, listener)
+            admin = stack.enter_context(listen(options.admin, "admin"))
             http = joined(*bound(listener))
             supervisor = Supervisor(
                 template=self._template(http),
@@ -79,7 +83,7 @@ class Proxy:
         tls = config.tls if config is not None else None
         files = [tls.ca, tls.cert, tls.key] if tls is not None else []
         return Start(
-            id=options.id or f"{socket.gethostname()}-{http.rpartition(':')[2]}",
+            id=options.id or f"{socket.gethostname()}-{Path(http.rpartition(':')[2]).name}",
             slot=0,
             boot=0,
             controls=list(options.control),
@@ -112,7 +116,7 @@ class Proxy:
 @click.option(
     "--control", type=Addresses(), help=f"gRPC addresses of all control processes.  [default: {CONTROL} with --fleet]"
 )
-@click.option("--http", type=Address(), default="127.0.0.1:8000", show_default=True, help="Where clients are served.")
+@click.option("--http", type=Listening(), default="127.0.0.1:8000", show_default=True, help="Where clients are served.")
 @click.option(
     "--admin", type=Address(), default="127.0.0.1:8001", show_default=True, help="/health, /ready, /metrics of all."
 )

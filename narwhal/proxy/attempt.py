@@ -171,6 +171,11 @@ class Attempt:
         """The request has its seat."""
         return self._prefill()
 
+    def avoid(self, step: StartLeg, engine: str) -> StartLeg:
+        """`engine` failed the request in passing: the leg of `step`, which has not begun, and later ones avoid it."""
+        self._failed |= {engine}
+        return step._replace(avoid=step.avoid | {engine})
+
     def prefilled(self, producer: str, now: float) -> StartLeg:
         """The prefill leg on `producer` gave a usable KV handoff, not before `now`."""
         self._move(State.HELD)

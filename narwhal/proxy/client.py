@@ -1,29 +1,23 @@
-"""The client's side of the data path: its connection, and answers written straight to it.
-
-aiohttp parses requests and keeps connections alive; heads and bodies of answers are ours, so that a stream's bytes go
-out as they came and an answer costs one write.
+"""One request of a client: what is known of it, and the way back. Answers are written straight to the transport, so
+that a stream's bytes go out as they came and an answer costs one write.
 """
 
 import asyncio
 import re
+from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Protocol
-
-import structlog
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
+from typing import Protocol
 
 from narwhal.clock import Clock
-from narwhal.proxy.errors import Refusal, Reply, reply
+from narwhal.config import ServingConfig
+from narwhal.proxy.errors import Refusal, Reply
 
-REQUEST_ID = re.compile(r"[!-~]{1,128}")
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,128}")
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,128}")
 
-_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _JSON = "application/json"
-
-log = structlog.get_logger(__name__)
 
 
 class Stream(Protocol):
@@ -39,134 +33,128 @@ class Stream(Protocol):
         """The connection is lost. Nothing may be written any more."""
 
 
-class ClientConnection(web.RequestHandler):
-    """A client's connection: tells the stream that runs on it of back-pressure and loss, at once."""
+class Connection(Protocol):
+    """The client's connection, as far as an answer needs it."""
 
-    __slots__ = ("stream",)
-
+    transport: asyncio.Transport | None  # None when the client has gone
     stream: Stream | None
-
-    def __init__(self, server: web.Server, **options: Any) -> None:
-        super().__init__(server, **options)
-        self.stream = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.stream is not None:
-            self.stream.client_slow()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.stream is not None:
-            self.stream.client_reads()
+    writing_paused: bool
 
     async def drained(self, within_s: float) -> None:
         """Wait until the client has read what was written; if it does not in `within_s`, drop it."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._drain_helper()
-        except TimeoutError:
-            if self.transport is not None:
-                self.transport.abort()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self.stream is not None:
-            self.stream.client_gone()
-            self.stream = None
-        super().connection_lost(exc)
+    def finished(self, client: "Client") -> None:
+        """`client` has its whole answer."""
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What is no HTTP request, as JSON; the connection closes."""
-        if status == HTTPStatus.BAD_REQUEST:
-            told = reply(Refusal.BAD_REQUEST, message="The request is not well-formed HTTP")
-        else:
-            log.error("request_crashed", exc_info=exc)
-            told = reply(Refusal.INTERNAL)
-        if self.transport is not None:
-            head = (
-                b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-            )
-            self.transport.write(head % (told.status, _PHRASES[told.status], len(told.body)) + told.body)
-        return CLOSES
+    def end_reading(self) -> None:
+        """What is still being read will not be served: refuse it."""
 
 
-class ClientServer(web.Server):
-    """A protocol factory for `loop.create_server` that makes `ClientConnection`s."""
+class Letterhead:
+    """What all answers of a worker share: the date, and ids for requests that came without one."""
 
-    def __call__(self) -> web.RequestHandler:
-        return ClientConnection(self, loop=self._loop, **self._kwargs)
-
-
-class Written(web.StreamResponse):
-    """Tells aiohttp that the answer has been written already, and whether the connection stays."""
-
-    def __init__(self, keep_alive: bool) -> None:
-        super().__init__()
-        self._stays = keep_alive
-
-    @property
-    def keep_alive(self) -> bool | None:
-        return self._stays
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
-
-
-STAYS = Written(True)
-CLOSES = Written(False)
-
-
-class Dates:
-    """The Date header, made once a second."""
-
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, ids: Iterator[str]) -> None:
         self._clock = clock
+        self._ids = ids
         self._second = 0
-        self._line = b""
+        self._date = b""
 
-    def line(self) -> bytes:
-        """`Date: …` with its line end."""
+    def date(self) -> bytes:
+        """`Date: …` with its line end, made once a second."""
         second = int(self._clock.wall())
         if second != self._second:
             self._second = second
-            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
-        return self._line
+            self._date = f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+        return self._date
+
+    def id(self) -> str:
+        """A new id."""
+        return next(self._ids)
 
 
 class Client:
-    """One request's way back: what is known of the client, and writing to it."""
+    """One request's way in and back."""
 
-    __slots__ = ("_date", "connection", "http11", "id_line", "keep_alive", "request_id", "status", "task", "trace_line")
+    __slots__ = (
+        "_letterhead",
+        "arrived_at",
+        "body",
+        "connection",
+        "due",
+        "expects",
+        "http11",
+        "id_line",
+        "keep_alive",
+        "length",
+        "method",
+        "refusal",
+        "request_id",
+        "started",
+        "status",
+        "target",
+        "task",
+        "trace_line",
+    )
 
-    def __init__(self, request: web.BaseRequest, dates: Dates, made_id: str) -> None:
-        headers = request.headers
-        given = headers.get("X-Request-Id")
-        self.request_id = given if given is not None and REQUEST_ID.fullmatch(given) else made_id
-        parent = headers.get("traceparent")
-        self.id_line = b"X-Request-Id: " + self.request_id.encode()  # without its end
-        traced = parent is not None and TRACEPARENT.fullmatch(parent)
-        self.trace_line = f"traceparent: {parent}\r\n".encode() if traced else b""
-        self.connection: Any = request.protocol
-        self.task = request.task  # that of the connection; cancelling it cancels the request that runs on it
-        self.keep_alive = request.keep_alive
-        self.http11 = request.version >= (1, 1)
+    def __init__(
+        self,
+        connection: Connection,
+        letterhead: Letterhead,
+        method: bytes,
+        target: bytes,
+        *,
+        arrived_at: float,
+        due: float,
+    ) -> None:
+        """`arrived_at`, `due`: when its head was there, and its deadline; monotonic seconds."""
+        self.connection = connection
+        self.method = method
+        self.target = target
+        self._letterhead = letterhead
+        self.arrived_at = arrived_at
+        self.due = due
+        self.body: bytes | bytearray = b""
+        self.length = 0  # as announced
+        self.expects = False  # a word before it sends its body
+        self.http11 = True
+        self.keep_alive = True
+        self.refusal: Refusal | None = None  # why it cannot be served
+        self.request_id = ""
+        self.id_line = self.trace_line = b""
         self.status = 0  # what was sent, 0 before
-        self._date = dates.line()
+        self.task: asyncio.Task[None] | None = None  # of the request while it is served
+        self.started = False  # whether that has taken its first step
+
+    def take(self, fields: Mapping[bytes, bytes], *, http11: bool, keep_alive: bool) -> None:
+        """What its head said. `fields`: the headers that are kept, by lower-case name."""
+        self.http11 = http11
+        self.keep_alive = keep_alive
+        given = fields.get(b"x-request-id")
+        if given is not None and REQUEST_ID.fullmatch(given):
+            self._identify(given.decode())
+        else:
+            self._identify(self._letterhead.id())
+        parent = fields.get(b"traceparent")
+        if parent is not None and TRACEPARENT.fullmatch(parent):
+            self.trace_line = b"traceparent: %b\r\n" % parent
+        self.length = int(fields.get(b"content-length", 0))
+        expect = fields.get(b"expect")
+        self.expects = expect is not None and http11 and expect.lower() == b"100-continue"
+
+    def _identify(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.id_line = b"X-Request-Id: " + request_id.encode()  # without its end
+
+    def cancel(self) -> None:
+        """End the request's task. One that has not taken its first step sees by itself that it is over: a task that is
+        cancelled before it never runs, not even to give its seat back."""
+        if self.task is not None and self.started:
+            self.task.cancel()
 
     @property
     def transport(self) -> asyncio.Transport | None:
         """The client's socket; None when it has gone."""
-        transport: asyncio.Transport | None = self.connection.transport
-        return transport
+        return self.connection.transport
 
     def stream_head(self) -> bytes:
         """The head of a stream's answer. To HTTP/1.0 the end of the connection ends the body."""
@@ -180,13 +168,12 @@ class Client:
 
     def send(self, status: int, body: bytes, content_type: str = _JSON, *, extra: str = "", bare: bool = False) -> None:
         """Write a whole answer. `extra`: more header lines, each with its end; `bare`: leave the body out (HEAD)."""
-        transport = self.transport
+        transport = self.connection.transport
         self.status = status
         if transport is None:
             return
-        head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b" % (
-            status,
-            _PHRASES.get(status, b"Unknown"),
+        head = b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b%b" % (
+            _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
             content_type.encode("latin-1"),
             len(body),
             extra.encode("latin-1"),
@@ -200,13 +187,39 @@ class Client:
             extra += f"Retry-After: {told.retry_after}\r\n"
         self.send(told.status, told.body, extra=extra, bare=bare)
 
+    def allow(self, methods: str) -> None:
+        """Answer what is allowed (OPTIONS)."""
+        self.status = 204
+        if self.transport is not None:
+            self.transport.write(b"%bAllow: %b\r\n%b" % (_STATUS_LINES[204], methods.encode(), self._common()))
+
     def _common(self) -> bytes:
+        if not self.id_line:  # there was no head to take one from
+            self._identify(self._letterhead.id())
         if not self.keep_alive:
             connection = b"Connection: close\r\n"
         else:
             connection = b"" if self.http11 else b"Connection: keep-alive\r\n"
-        return b"%b\r\n%b%b\r\n" % (self.id_line, self._date, connection)
+        return b"%b\r\n%b%b\r\n" % (self.id_line, self._letterhead.date(), connection)
 
-    def written(self) -> web.StreamResponse:
-        """What the handler returns to aiohttp."""
-        return STAYS if self.keep_alive else CLOSES
+
+class Service(Protocol):
+    """Whom requests are for."""
+
+    def bounds(self) -> ServingConfig:
+        """What clients are held to now."""
+
+    def make(self, connection: Connection, method: bytes, target: bytes) -> Client:
+        """A request's head has come."""
+
+    def begun(self, client: Client) -> None:
+        """Its body is still to come."""
+
+    def serve(self, client: Client) -> None:
+        """It is there, whole or with its `refusal`: answer it, now or later, then tell its connection `finished`."""
+
+    def gone(self, client: Client) -> None:
+        """The client went away before it could be served."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""

@@ -11,28 +11,33 @@ from typing import Any
 
 import orjson
 import structlog
-from aiohttp import web
 
 from narwhal.clock import Clock
+from narwhal.config import ServingConfig
 from narwhal.connectors.base import BadRequest, ClientRequest, Connector, Route
 from narwhal.proxy.admission import Admission, RetryBudget, Ticket, Waiting
 from narwhal.proxy.attempt import Fault
-from narwhal.proxy.client import Client, ClientServer, Dates
+from narwhal.proxy.choosing import Chooser
+from narwhal.proxy.client import Client, Connection, Letterhead
 from narwhal.proxy.errors import Refusal, Reply, reply
 from narwhal.proxy.legs import WATCH_EVERY_S, Legs
 from narwhal.proxy.metrics import Metrics
-from narwhal.proxy.relay import FleetLoad, Relay, Shared
+from narwhal.proxy.relay import Relay
 from narwhal.proxy.seams import Feed, Inflight, Reporter
+from narwhal.proxy.server import ClientServer
+from narwhal.proxy.shared import Shared
+from narwhal.proxy.sidestep import Sidestep
 from narwhal.proxy.vigil import Vigil
 from narwhal.proxy.witness import Witness
 from narwhal.vocabulary import NotReady, Phase, RequestResult
 
-ROUTES = {route.value: route for route in Route}
+ROUTES = {route.value.encode(): route for route in Route}
 CLIENT_LEFT = "499"  # in metrics: the client went away before an answer
 
 # What a request's end without an answer counts as; what is not here failed.
 REJECTED = frozenset({Fault.SATURATED, Fault.ENGINE_BUSY, Fault.CLOSED, Fault.NO_ENGINES, Fault.QUEUE})
 
+ALIVE = 200, b'{"status":"ok"}', "application/json"  # what /health answers
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 log = structlog.get_logger(__name__)
@@ -51,11 +56,17 @@ def refused(condition: Refusal | Fault, **words: Any) -> Refused:
     return Refused(reply(condition, **words))
 
 
-def _uncancel() -> None:
-    """The running task goes on after all."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()
+def path_of(target: bytes) -> bytes:
+    """The path of a request's target: no query, no scheme and host (absolute form)."""
+    if target.startswith((b"http://", b"https://")):
+        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+    return target.partition(b"?")[0]
+
+
+def unready(reason: str) -> tuple[int, bytes, str]:
+    """What /ready answers; an empty reason is ready."""
+    body = {"status": "not ready" if reason else "ready", "reason": reason}
+    return (503 if reason else 200), orjson.dumps(body), "application/json"
 
 
 class DataPath:
@@ -86,6 +97,7 @@ class DataPath:
         draws = draws if draws is not None else random.Random()
         witness = Witness(reporter, self.metrics, clock)
         self.vigil = Vigil(lambda: feed.settings, lambda: feed.placement, self.legs.heard_at, witness)
+        self._sidestep = Sidestep(feed, self.legs, clock)
         self._shared = Shared(
             feed=feed,
             inflight=self.inflight,
@@ -93,14 +105,15 @@ class DataPath:
             connector=connector,
             witness=witness,
             vigil=self.vigil,
+            sidestep=self._sidestep,
             metrics=self.metrics,
             clock=clock,
             draws=draws,
             budget=RetryBudget(feed.settings.serving.retry_budget),
-            load=FleetLoad(feed, self.inflight),
+            chooser=Chooser(feed, self.inflight, clock, draws, vigil=self.vigil, sidestep=self._sidestep),
         )
-        self._made_ids = map("{}-{:x}".format, itertools.repeat(f"nw-{draws.getrandbits(64):016x}"), itertools.count(1))
-        self._dates = Dates(clock)
+        made_ids = map("{}-{:x}".format, itertools.repeat(f"nw-{draws.getrandbits(64):016x}"), itertools.count(1))
+        self._letterhead = Letterhead(clock, made_ids)
         self._created = int(clock.wall())
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._running: dict[Client, Relay | None] = {}
@@ -111,20 +124,14 @@ class DataPath:
         self.metrics.gauges["inflight"] = lambda: self.admission.taken
         self.metrics.gauges["queue_depth"] = lambda: self.admission.waiting
         self.legs.on_tick = self._tick
-        self._get_routes: dict[str, Callable[[], tuple[int, bytes, str]]] = {
-            "/health": lambda: (200, b'{"status":"ok"}', "application/json"),
-            "/ready": self._ready,
-            "/v1/models": self._models,
+        self._get_routes: dict[bytes, Callable[[], tuple[int, bytes, str]]] = {
+            b"/health": lambda: ALIVE,
+            b"/ready": lambda: unready(self.not_ready()),
+            b"/v1/models": self._models,
         }
         if exposition is not None:
-            self._get_routes["/metrics"] = lambda: (200, exposition(), _TEXT)
-        self.handler = ClientServer(
-            self._handle,
-            handler_cancellation=True,
-            access_log=None,
-            # A connection on which nothing happens is held no longer than a request would be.
-            keepalive_timeout=feed.settings.serving.request_timeout_s,
-        )
+            self._get_routes[b"/metrics"] = lambda: (200, exposition(), _TEXT)
+        self.handler = ClientServer(self)
 
     # --- life ---
 
@@ -141,13 +148,13 @@ class DataPath:
         except TimeoutError:
             self._cutting = True
             for client, relay in list(self._running.items()):
-                if relay is None or not relay.cut():
-                    client.task.cancel()
+                if client.task is None:
+                    client.connection.end_reading()
+                elif relay is None or not relay.cut():
+                    client.cancel()
             await self._idle.wait()  # nothing that was cut waits for anything
-        self.handler.pre_shutdown()
-        for connection in self.handler.connections:
-            connection.force_close()
-        await self.handler.shutdown(max(grace_s, WATCH_EVERY_S))  # 0 would mean for ever
+        await self.handler.close(max(grace_s, WATCH_EVERY_S))
+        self._sidestep.close()
         self.legs.close()
 
     def not_ready(self) -> str:
@@ -165,90 +172,159 @@ class DataPath:
             return NotReady.NO_ENGINES.value
         return ""
 
-    # --- routes ---
+    # --- what client connections ask of a service ---
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        client = Client(request, self._dates, next(self._made_ids))
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def bounds(self) -> ServingConfig:
+        """What clients are held to now."""
+        return self.feed.settings.serving
+
+    def make(self, connection: Connection, method: bytes, target: bytes) -> Client:
+        """A request's head has come."""
+        now = self._clock.monotonic()
+        due = now + self.feed.settings.serving.request_timeout_s
+        return Client(connection, self._letterhead, method, target, arrived_at=now, due=due)
+
+    def begun(self, client: Client) -> None:
+        """A request's body is still to come."""
+        if client not in self._running and self._route(client) is not None:
+            self._running[client] = None
+            self._idle.clear()
+
+    def gone(self, client: Client) -> None:
+        """The client went away before its request could be served."""
+        route = self._route(client)
+        if route is not None:
+            self._ended(client, route, RequestResult.CANCELLED, 0)
+
+    def serve(self, client: Client) -> None:
+        """A request has come whole, or with its `refusal`."""
         if self._draining:
             client.keep_alive = False
-        path = request.raw_path
-        route = ROUTES.get(path)
-        if route is None:
-            path = request.path
-            route = ROUTES.get(path)
-        if route is not None and request.method == "POST":
-            await self._completion(request, client, route)
+        route = self._route(client)
+        if client.refusal is not None:
+            self._refused(client, self._told(client.refusal))
+        elif route is not None:
+            self._completion(client, route)
         else:
-            self._other(request.method, path, client)
-        return client.written()
+            self._other(client)
+            client.connection.finished(client)
 
-    def _other(self, method: str, path: str, client: Client) -> None:
+    # --- routes ---
+
+    def _route(self, client: Client) -> Route | None:
+        """The completion that is asked for, if one is."""
+        if client.method != b"POST":
+            return None
+        return ROUTES.get(client.target) or ROUTES.get(path_of(client.target))
+
+    def _other(self, client: Client) -> None:
         """Everything that is not a completion."""
-        bare = method == "HEAD"
+        path, method = path_of(client.target), client.method
+        bare = method == b"HEAD"
         get = self._get_routes.get(path)
-        if get is not None and method in ("GET", "HEAD"):
+        allowed = "GET, HEAD, OPTIONS" if get is not None else "POST, OPTIONS"
+        if get is not None and method in (b"GET", b"HEAD"):
             client.send(*get(), bare=bare)
-        elif get is not None or path in ROUTES:
-            allowed = "GET, HEAD" if get is not None else "POST"
+        elif get is None and path not in ROUTES and path != b"*":
+            client.refuse(reply(Refusal.NO_ROUTE), bare=bare)
+        elif method == b"OPTIONS":
+            client.allow("GET, HEAD, POST, OPTIONS" if path == b"*" else allowed)
+        else:
             told = reply(Refusal.NO_METHOD, message=f"Allowed here: {allowed}")
             client.refuse(told, bare=bare, extra=f"Allow: {allowed}\r\n")
-        else:
-            client.refuse(reply(Refusal.NO_ROUTE), bare=bare)
-
-    def _ready(self) -> tuple[int, bytes, str]:
-        reason = self.not_ready()
-        body = {"status": "not ready" if reason else "ready", "reason": reason}
-        return (503 if reason else 200), orjson.dumps(body), "application/json"
 
     def _models(self) -> tuple[int, bytes, str]:
         model = {"id": self.feed.settings.model, "object": "model", "created": self._created, "owned_by": "narwhal"}
         return 200, orjson.dumps({"object": "list", "data": [model]}), "application/json"
 
+    def _told(self, refusal: Refusal) -> Reply:
+        if self._cutting:
+            return reply(Fault.CLOSED, code=NotReady.DRAINING.value)
+        if refusal is Refusal.TOO_LARGE:
+            limit = self.feed.settings.serving.max_request_bytes
+            return reply(refusal, message=f"The request's body is larger than {limit} bytes")
+        return reply(refusal)
+
     # --- completions ---
 
-    async def _completion(self, request: web.BaseRequest, client: Client, route: Route) -> None:
-        """One completion, from its body to its counters."""
-        arrived_at = self._clock.monotonic()
-        due = arrived_at + self.feed.settings.serving.request_timeout_s
-        self._running[client] = None
-        self._idle.clear()
-        result, retries = RequestResult.REJECTED, 0
+    def _completion(self, client: Client, route: Route) -> None:
+        """One completion. What needs to wait for nothing is done at once."""
+        body = bytes(client.body)
+        client.body = b""
         try:
-            asked = self._connector.parse(route, await self._body(request, client, due))
+            asked = self._connector.parse(route, body)
             self._admit(asked)
-            await self._seat(due)
+            ticket = self._enter(client.due)
+        except Refused as refusal:
+            self._refused(client, refusal.told)
+        except BadRequest as error:
+            self._refused(client, reply(Refusal.BAD_REQUEST, message=str(error), param=error.param))
+        else:
+            self._running[client] = None
+            self._idle.clear()
+            client.task = asyncio.get_running_loop().create_task(self._serve(client, route, asked, ticket))
+
+    def _refused(self, client: Client, told: Reply) -> None:
+        """Answer a request that got no seat."""
+        client.refuse(told)
+        route = self._route(client)
+        if route is not None:
+            self._ended(client, route, RequestResult.REJECTED, 0)
+        client.connection.finished(client)
+
+    async def _serve(self, client: Client, route: Route, asked: ClientRequest, ticket: Ticket | None) -> None:
+        """A completion that has its seat, or waits for one with `ticket`; to its counters."""
+        result, retries = RequestResult.REJECTED, 0
+        client.started = True
+        try:
+            if ticket is not None:
+                await self._seat(ticket, client.due)
             try:
-                relay = self._running[client] = Relay(self._shared, client, asked, due, arrived_at)
+                if client.transport is None or self._cutting:
+                    raise asyncio.CancelledError
+                relay = self._running[client] = Relay(self._shared, client, asked)
                 await relay.run()
                 retries, result = relay.retries, self._judge(relay)
             finally:
                 self._unseat()
         except Refused as refusal:
             client.refuse(refusal.told)
-        except BadRequest as error:
+        except BadRequest as error:  # seen only when it was written for an engine
             client.refuse(reply(Refusal.BAD_REQUEST, message=str(error), param=error.param))
-        except asyncio.CancelledError:
-            result = RequestResult.CANCELLED
-            if not self._cutting or client.transport is None:
-                raise
-            _uncancel()
-            if client.status:  # all was said, but the client did not read it
-                client.transport.abort()
-            else:
-                result = RequestResult.REJECTED
-                client.keep_alive = False
-                client.refuse(reply(Fault.CLOSED, code=NotReady.DRAINING.value))
+        except asyncio.CancelledError:  # by the client's connection when it is lost, or at the end of the grace
+            result = self._stopped(client)
         except Exception:
             log.exception("request_crashed", request_id=client.request_id)
             result = RequestResult.FAILED
             self._crashed(client)
         finally:
-            del self._running[client]
-            if not self._running:
-                self._idle.set()
-            code = str(client.status) if client.status else CLIENT_LEFT
-            self.metrics.request(route, code, self._clock.monotonic() - arrived_at)
-            self._reporter.request(result, retries)
+            self._ended(client, route, result, retries)
+            client.connection.finished(client)
+
+    def _ended(self, client: Client, route: Route, result: RequestResult, retries: int) -> None:
+        """Count a request."""
+        self._running.pop(client, None)
+        if not self._running:
+            self._idle.set()
+        code = str(client.status) if client.status else CLIENT_LEFT
+        self.metrics.request(route, code, self._clock.monotonic() - client.arrived_at)
+        self._reporter.request(result, retries)
+
+    def _stopped(self, client: Client) -> RequestResult:
+        """A request was cancelled."""
+        transport = client.transport
+        if transport is None:
+            return RequestResult.CANCELLED
+        if client.status:  # all was said, but the client did not read it
+            transport.abort()
+            return RequestResult.CANCELLED
+        client.keep_alive = False
+        client.refuse(reply(Fault.CLOSED, code=NotReady.DRAINING.value))
+        return RequestResult.REJECTED
 
     def _judge(self, relay: Relay) -> RequestResult:
         """How an admitted request counts."""
@@ -269,41 +345,6 @@ class DataPath:
         elif client.transport is not None:
             client.transport.abort()
 
-    async def _body(self, request: web.BaseRequest, client: Client, due: float) -> bytes:
-        """The whole body, never more than the limit in memory."""
-        limit = self.feed.settings.serving.max_request_bytes
-        content = request.content
-        if content.is_eof():  # it came with the head: nothing to wait for
-            body = content.read_nowait() if content.total_bytes else b""
-            if len(body) > limit:
-                raise self._too_large(client, limit)
-            return body
-        if (request.content_length or 0) > limit:
-            raise self._too_large(client, limit)
-        if request.headers.get("Expect", "").lower() == "100-continue" and client.http11 and client.transport:
-            client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(due - self._clock.monotonic()):
-                while not content.at_eof():
-                    part = await content.readany()
-                    size += len(part)
-                    if size > limit:
-                        raise self._too_large(client, limit)
-                    parts.append(part)
-        except TimeoutError:
-            client.keep_alive = False
-            raise refused(Refusal.BODY_LATE) from None
-        except (web.RequestPayloadError, web.HTTPException):
-            client.keep_alive = False
-            raise refused(Refusal.BAD_REQUEST, message="The request's body is not well-formed HTTP") from None
-        return b"".join(parts)
-
-    @staticmethod
-    def _too_large(client: Client, limit: int) -> Refused:
-        client.keep_alive = False  # the rest of the body is still to come
-        return refused(Refusal.TOO_LARGE, message=f"The request's body is larger than {limit} bytes")
-
     def _admit(self, asked: ClientRequest) -> None:
         """Refuse what no engine should see. Raises Refused."""
         if asked.model != self.feed.settings.model:
@@ -316,19 +357,24 @@ class DataPath:
 
     # --- seats ---
 
-    async def _seat(self, due: float) -> None:
-        """Take a seat, or wait for one. Raises Refused when there is none in time."""
+    def _enter(self, due: float) -> Ticket | None:
+        """Take a seat, or a place before the seats. Raises Refused when there is neither."""
         serving = self.feed.settings.serving
         if self.admission.enter(serving.max_connections):
-            return
-        wait_until = self._clock.monotonic() + serving.queue_timeout_s
-        ticket = self.admission.queue(serving.queue_capacity, min(wait_until, due))
+            return None
+        ticket = self.admission.queue(
+            serving.queue_capacity, min(self._clock.monotonic() + serving.queue_timeout_s, due)
+        )
         if ticket is None:
             raise refused(Fault.SATURATED)
-        waiter = self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = asyncio.get_running_loop().create_future()
         self.legs.watch()
+        return ticket
+
+    async def _seat(self, ticket: Ticket, due: float) -> None:
+        """Wait for the seat. Raises Refused when there is none in time."""
         try:
-            await waiter
+            await self._waiters[ticket]
         except asyncio.CancelledError:
             if ticket.state is Waiting.SEATED:
                 self._unseat()
@@ -337,7 +383,7 @@ class DataPath:
         finally:
             del self._waiters[ticket]
         if ticket.state is Waiting.LATE:
-            raise refused(Fault.QUEUE if wait_until <= due else Fault.DEADLINE)
+            raise refused(Fault.QUEUE if ticket.due < due else Fault.DEADLINE)
         if ticket.state is Waiting.GONE:
             raise refused(Fault.CLOSED, code=self.not_ready() or NotReady.DRAINING.value)
 
@@ -354,12 +400,13 @@ class DataPath:
         self._wake(self.admission.close())
 
     def _tick(self, now: float) -> bool:
-        """Part of the watchdog's round: legs that give nothing, and who has waited too long, or for an admission that
-        has closed."""
+        """Part of the watchdog's round: legs that give nothing, engines that took no connection, and who has waited too
+        long, or for an admission that has closed."""
         self.vigil.look(now)
+        avoiding = self._sidestep.look(now)
         if self.admission.waiting:
             if self.not_ready():
                 self._send_away()
             else:
                 self._wake(self.admission.expire(now))
-        return self.admission.waiting > 0
+        return avoiding or self.admission.waiting > 0

@@ -22,7 +22,11 @@ class Refusal(StrEnum):
     TOO_LARGE = "too_large"
     NO_ROUTE = "no_route"
     NO_METHOD = "no_method"
+    NO_HTTP = "no_http"
+    HEAD_TOO_LARGE = "head_too_large"
+    HEAD_LATE = "head_late"
     BODY_LATE = "body_late"
+    TOO_MANY_AHEAD = "too_many_ahead"
     INTERNAL = "internal"
 
 
@@ -42,6 +46,12 @@ TABLE: dict[Refusal | Fault, Row] = {
     Refusal.TOO_LARGE: Row(413, "request_too_large"),
     Refusal.NO_ROUTE: Row(404, "invalid_request_error", "not_found", message="There is nothing at this path"),
     Refusal.NO_METHOD: Row(405, "invalid_request_error", "method_not_allowed"),
+    Refusal.NO_HTTP: Row(400, "invalid_request_error", message="The request is not well-formed HTTP"),
+    Refusal.HEAD_TOO_LARGE: Row(431, "request_too_large", message="The request's head is too large"),
+    Refusal.HEAD_LATE: Row(408, "timeout", "head", message="The request's head did not arrive in time"),
+    Refusal.TOO_MANY_AHEAD: Row(
+        400, "invalid_request_error", message="Too many requests were sent ahead of the answers to others"
+    ),
     Refusal.BODY_LATE: Row(408, "timeout", "body", message="The request's body did not arrive in time"),
     Refusal.INTERNAL: Row(500, "internal_error", message="The proxy failed to handle this request"),
     Fault.SATURATED: Row(429, "server_overloaded_error", "", True, "The server is at its capacity; try again later"),

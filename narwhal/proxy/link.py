@@ -6,7 +6,7 @@ Moves messages between the wire and the placement view; decides nothing about pl
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import NoReturn, Protocol
@@ -20,7 +20,7 @@ from narwhal.config import FleetFileError, ProxySettings
 from narwhal.placement import Placement
 from narwhal.proxy.held import Held, Outdated, Refused
 from narwhal.proxy.pace import RETRY_CAP_S, backoff_s
-from narwhal.proxy.seams import Inflight
+from narwhal.proxy.seams import Inflight, Picture
 from narwhal.reports import ProxyKey
 from narwhal.wire import (
     WireError,
@@ -29,6 +29,7 @@ from narwhal.wire import (
     residency_from_wire,
     residency_to_wire,
     snapshot_from_wire,
+    tokens_from_wire,
 )
 
 SILENCE_S = 5.0  # spec P10: a proxy that hears nothing for this long looks elsewhere
@@ -69,7 +70,7 @@ class Owner(Protocol):
     inflight: Inflight
     held: Held
     lead: Lead | None
-    load: Mapping[str, int]
+    picture: Picture
     configured: asyncio.Event
     dial: Dial
     clock: Clock
@@ -105,6 +106,7 @@ class Link:
         self._over = asyncio.Event()
         self._settings: ProxySettings | None = None
         self._acked_legs: dict[str, int] = {}
+        self._acked_tokens: dict[str, int] = {}
         self._said = ""
 
     @property
@@ -228,7 +230,7 @@ class Link:
             self.ask_ack()
         elif kind == "residency":
             if self.leads:
-                self._picture(residency_from_wire(list(message.residency.resident)))
+                self._picture(message.residency)
         elif kind in ("snapshot", "change"):
             self._placement(message)
         elif kind == "settings":
@@ -273,10 +275,17 @@ class Link:
         if self.leads or not self.view.configured.is_set():
             self.view.adopt(self._settings)
 
-    def _picture(self, everywhere: Mapping[str, int]) -> None:
-        """Legs on other proxies: the fleet's picture without what this worker itself said last."""
-        own = self._acked_legs
-        self.view.load = {e: n - own.get(e, 0) for e, n in everywhere.items() if n > own.get(e, 0)}
+    def _picture(self, everywhere: placement_pb2.FleetResidency) -> None:
+        """What runs on other proxies: the fleet's picture without what this worker itself said last."""
+        legs, tokens = residency_from_wire(list(everywhere.resident)), tokens_from_wire(list(everywhere.resident))
+        own_legs, own_tokens = self._acked_legs, self._acked_tokens
+        self.view.picture = Picture(
+            legs={e: n - own_legs.get(e, 0) for e, n in legs.items() if n > own_legs.get(e, 0)},
+            tokens={e: n - own_tokens.get(e, 0) for e, n in tokens.items() if n > own_tokens.get(e, 0)},
+            own_legs=own_legs,
+            own_tokens=own_tokens,
+            proxies=max(everywhere.proxies, 1),
+        )
 
     # --- messages out -----------------------------------------------------------------------------------------------
 
@@ -299,11 +308,12 @@ class Link:
     def _ack(self) -> placement_pb2.ProxyMessage:
         epoch, version = self.view.held.order
         self._acked_legs = dict(self.view.inflight.legs)
+        self._acked_tokens = dict(self.view.inflight.tokens)
         return placement_pb2.ProxyMessage(
             ack=placement_pb2.Ack(
                 epoch=epoch,
                 version=version,
-                resident=residency_to_wire(self._acked_legs),
+                resident=residency_to_wire(self._acked_legs, self._acked_tokens),
                 unread=residency_to_wire(dict(self.view.inflight.unread)),
             )
         )

@@ -12,6 +12,7 @@ class LegKind(StrEnum):
     """What a leg was waiting for when something happened."""
 
     PREFILL = "prefill"
+    COUNT = "count"  # of a prompt's tokens, on a prefill engine
     ANSWER = "answer"  # a non-streaming decode answer
     FIRST_TOKEN = "first_token"  # a decode stream before its first token
     STREAM = "stream"  # a decode stream after its first token
@@ -30,12 +31,14 @@ OUTCOMES: dict[Seen, dict[LegKind, Outcome]] = {
     Seen.CLOSED_BEFORE: dict.fromkeys(LegKind, Outcome.RESET),
     Seen.CLOSED_DURING: {
         LegKind.PREFILL: Outcome.ANSWER_CUT,
+        LegKind.COUNT: Outcome.ANSWER_CUT,
         LegKind.ANSWER: Outcome.ANSWER_CUT,
         LegKind.FIRST_TOKEN: Outcome.STREAM_CUT,
         LegKind.STREAM: Outcome.STREAM_CUT,
     },
     Seen.LATE: {
         LegKind.PREFILL: Outcome.PREFILL_TIMEOUT,
+        LegKind.COUNT: Outcome.READ_TIMEOUT,
         LegKind.ANSWER: Outcome.READ_TIMEOUT,
         LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
         LegKind.STREAM: Outcome.STREAM_SILENT,

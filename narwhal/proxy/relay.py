@@ -5,31 +5,26 @@ from one to the other.
 """
 
 import asyncio
-import random
 import re
-from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable
 
 import structlog
 
-from narwhal.clock import Clock
 from narwhal.config import ProxySettings
-from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUnusable
+from narwhal.connectors.base import ClientRequest, Handoff, HandoffUnusable
 from narwhal.connectors.said import said
 from narwhal.connectors.sse import answer_given_up
 from narwhal.placement import EngineEntry
-from narwhal.proxy.admission import RetryBudget
 from narwhal.proxy.attempt import Attempt, Backoff, Fail, Fault, LegEnd, Pass, Policy, StartLeg, Step
 from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Result
+from narwhal.proxy.counting import count
 from narwhal.proxy.errors import Reply, reply
-from narwhal.proxy.legs import Legs
-from narwhal.proxy.metrics import Metrics
 from narwhal.proxy.outcome import LegKind, of_status
-from narwhal.proxy.seams import Feed, Inflight
+from narwhal.proxy.shared import Shared
 from narwhal.proxy.stream import StreamRelay
-from narwhal.proxy.vigil import Vigil, Watched
-from narwhal.proxy.witness import Leg, Witness
+from narwhal.proxy.vigil import Watched
+from narwhal.proxy.witness import Leg
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
 PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
@@ -43,46 +38,11 @@ EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 log = structlog.get_logger(__name__)
 
 
-class FleetLoad(Mapping[str, int]):
-    """Legs in flight per engine over all proxies: what the others were last heard to have, and exactly our own."""
-
-    def __init__(self, feed: Feed, inflight: Inflight) -> None:
-        self._feed = feed
-        self._own = inflight.legs
-
-    def __getitem__(self, engine: str) -> int:
-        return self._own.get(engine, 0) + self._feed.load.get(engine, 0)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own.keys() | self._feed.load.keys())
-
-    def __len__(self) -> int:
-        return len(self._own.keys() | self._feed.load.keys())
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all requests of one worker have in common."""
-
-    feed: Feed
-    inflight: Inflight
-    legs: Legs
-    connector: Connector
-    witness: Witness
-    vigil: Vigil
-    metrics: Metrics
-    clock: Clock
-    draws: random.Random
-    budget: RetryBudget
-    load: FleetLoad
-
-
 class Relay:
     """One admitted request. `run` ends it exactly once; then `fault` says what became of it."""
 
     __slots__ = (
         "_answer",
-        "_arrived_at",
         "_attempt",
         "_client",
         "_connection",
@@ -97,24 +57,23 @@ class Relay:
         "_settings",
         "_shared",
         "_stream",
+        "_tokens",
         "_unread",
         "_watched",
         "fault",
         "stream_failed",
     )
 
-    def __init__(self, shared: Shared, client: Client, request: ClientRequest, due: float, arrived_at: float) -> None:
-        """`due`: the request's deadline. Both instants are monotonic seconds."""
+    def __init__(self, shared: Shared, client: Client, request: ClientRequest) -> None:
         settings = shared.feed.settings
         self._shared = shared
         self._client = client
         self._request = request
-        self._due = due
-        self._arrived_at = arrived_at
+        self._due = client.due
         self._settings: ProxySettings = settings
         serving = settings.serving
         policy = Policy(serving.max_attempts, serving.retry_base_s, serving.retry_cap_s, serving.handoff_max_age_s)
-        self._attempt = Attempt(policy, shared.budget, due)
+        self._attempt = Attempt(policy, shared.budget, client.due)
         self._connection: EngineConnection | None = None
         self._exchange: asyncio.Future[Result] | None = None  # what runs, or ran, on it for this request
         self._stream: StreamRelay | None = None
@@ -126,6 +85,7 @@ class Relay:
         self._first_pull = False
         self._cut = False
         self._watched: Watched | None = None
+        self._tokens = 0  # of the prompt, where an engine's cap asks for them
         self.fault: Fault | None = None
         self.stream_failed = False  # whether output had begun when it failed
 
@@ -201,41 +161,24 @@ class Relay:
     # --- told by the stream ---
 
     def first_token(self) -> None:
-        """Output begins: from now on silence is what ends the leg, and the first transfer of a pair has been seen."""
+        """From now on silence is what ends the leg, and the first transfer of a pair has been seen."""
         self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
-        self._client.status = _OK
-        self._shared.metrics.ttft_seconds.observe(now - self._arrived_at)
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)
 
+    def output(self) -> None:
+        """The client gets its first bytes: nothing is tried again any more."""
+        self._client.status = _OK
+        self._shared.metrics.ttft_seconds.observe(self._shared.clock.monotonic() - self._client.arrived_at)
+
     # --- legs ---
 
-    def _choose(self, step: StartLeg) -> EngineEntry | Fault:
-        """The engine of the next leg, or why there is none."""
-        placement = self._shared.feed.placement
-        if placement is None:
-            return Fault.NO_ENGINES
-        now = self._shared.clock.monotonic()
-        draw = self._shared.draws.random
-        busy = self._shared.vigil.avoided(now)
-        if busy:
-            # `choose` takes one of `avoid` where there is nobody else: rather one that is busy than one that failed.
-            able = {entry.id for entry in placement.candidates(step.phase, now=now)}
-            avoid = step.avoid | busy if able - step.avoid - busy else step.avoid
-        else:
-            avoid = step.avoid
-        chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()), avoid=avoid)
-        if chosen is None and avoid:
-            # Those that it would rather have are at their limit; the ones it avoids are better than none.
-            chosen = placement.choose(step.phase, now=now, load=self._shared.load, draws=(draw(), draw()))
-        if chosen is not None:
-            return chosen
-        return Fault.SATURATED if placement.candidates(step.phase, now=now) else Fault.NO_ENGINES
-
     async def _prefill(self, step: StartLeg) -> Step:
-        entry = self._choose(step)
+        if not self._tokens and self._shared.chooser.counts_tokens():
+            step = await self._count(step)
+        entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
         shared = self._shared
@@ -255,8 +198,27 @@ class Relay:
             return self._attempt.prefilled(entry.id, max(leg.started_at, result.not_before))
         return self._other(leg, result)
 
+    async def _count(self, step: StartLeg) -> StartLeg:
+        """Find out how long the prompt is. An engine that failed to say so is avoided."""
+        shared = self._shared
+        counted = await count(
+            self._request,
+            step,
+            ask=self._settings.engine.tokenize,
+            connector=shared.connector,
+            chooser=shared.chooser,
+            clock=shared.clock,
+            run=self._run,
+        )
+        self._tokens = counted.tokens
+        if counted.failed is None:
+            return step
+        leg, end = counted.failed
+        shared.witness.failed(leg, end, producer=None, request_id=self._client.request_id, attempt=step.attempt)
+        return self._attempt.avoid(step, leg.entry.id)
+
     async def _decode(self, step: StartLeg) -> Step:
-        entry = self._choose(step)
+        entry = self._shared.chooser.choose(step.phase, step.avoid, self._tokens)
         if isinstance(entry, Fault):
             return self._attempt.unplaced(entry)
         shared, producer, handoff = self._shared, self._producer, self._handoff
@@ -319,7 +281,7 @@ class Relay:
     async def _run(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """Run a leg to its end, with its residency around it."""
         shared, entry = self._shared, leg.entry
-        shared.inflight.begin(entry.id)
+        shared.inflight.begin(entry.id, self._tokens)
         try:
             connection = None if step.fresh else shared.legs.reuse(entry.url)
             result = await (
@@ -340,12 +302,15 @@ class Relay:
             if self._watched is not None:
                 shared.vigil.end(self._watched)
                 self._watched = None
-            shared.inflight.end(entry.id)
+            shared.inflight.end(entry.id, self._tokens)
 
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """The same on a new connection."""
         connection = await self._shared.legs.connect(leg.entry.url, self._due)
-        return connection if isinstance(connection, LegEnd) else await self._send(connection, leg, step, body)
+        if isinstance(connection, LegEnd):
+            self._shared.sidestep.failed(leg.entry, connection)
+            return connection
+        return await self._send(connection, leg, step, body)
 
     def _send(self, connection: EngineConnection, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
         """Write the request; the result comes later."""
@@ -365,11 +330,16 @@ class Relay:
                 raise asyncio.CancelledError
             stream = StreamRelay(connection, self, transport, client.stream_head(), chunked=client.http11)
             self._stream = stream
+        counts = leg.kind is LegKind.COUNT
         head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
-            shared.legs.head(leg.entry.url, self._request.route, self._settings.engine.api_key),
+            shared.legs.head(
+                leg.entry.url,
+                shared.connector.count_path if counts else self._request.route,
+                self._settings.engine.api_key,
+            ),
             client.id_line,
             step.attempt,
-            PHASE_NAMES[leg.phase],
+            b"count" if counts else PHASE_NAMES[leg.phase],
             client.trace_line,
             len(body),
         )
@@ -386,6 +356,8 @@ class Relay:
 
     def _limits(self, kind: LegKind) -> tuple[float, float]:
         """(seconds that the engine gets, seconds that it gets anew after every byte or 0)."""
+        if kind is LegKind.COUNT:
+            return self._settings.engine.tokenize_timeout_s, 0.0
         if kind is LegKind.PREFILL:
             return self._settings.serving.prefill_timeout_s, 0.0
         engine = self._settings.engine
@@ -398,7 +370,7 @@ class Relay:
     def _failed(self, leg: Leg, end: LegEnd) -> Step:
         """A leg failed: ask the machine what follows, and tell."""
         shared, attempt = self._shared, self._attempt
-        number, output = attempt.number, self._stream is not None and self._stream.started
+        number, output = attempt.number, self._stream is not None and self._stream.output
         now = shared.clock.monotonic()
         step = attempt.leg_failed(leg.entry.id, end, output=output, now=now, draw=shared.draws.random())
         if end.idle_closed and isinstance(step, StartLeg):
@@ -434,7 +406,7 @@ class Relay:
         if isinstance(step, Fail):
             self.fault = Fault.CLOSED if self._cut else step.fault
             told = self._told(step)
-            if stream is None or not stream.started:
+            if stream is None or not stream.output:
                 client.refuse(told)
             else:
                 self.stream_failed = True

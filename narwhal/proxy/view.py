@@ -8,7 +8,7 @@ older replaces it, and every leg that starts after an acknowledgement was sent f
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import structlog
@@ -18,7 +18,7 @@ from narwhal.config import ProxySettings
 from narwhal.placement import Placement
 from narwhal.proxy.held import Held
 from narwhal.proxy.link import Dial, Introduction, Lead, Link
-from narwhal.proxy.seams import Inflight
+from narwhal.proxy.seams import Inflight, Picture
 from narwhal.vocabulary import NotReady
 
 _log = structlog.get_logger()
@@ -45,7 +45,7 @@ class PlacementView:
         self.dial = dial
         self.held = Held()
         self.lead: Lead | None = None
-        self.load: Mapping[str, int] = {}
+        self.picture = Picture()
         self.placed = asyncio.Event()  # set once, when the first placement is applied
         self.configured = asyncio.Event()  # set once, when settings are known
         self._file_settings = settings
@@ -70,6 +70,11 @@ class PlacementView:
         if settings is None:
             raise RuntimeError("no settings yet: wait for `configured`")
         return settings
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a control process is followed."""
+        return self.lead is not None
 
     def not_ready(self) -> str:
         """Why nothing may be admitted now (spec M10); empty when admission is open and fresh."""
@@ -136,7 +141,8 @@ class PlacementView:
         link.lead.lost.set()
         if self.lead is link.lead:
             self.lead = None
-            self.load = {}  # a picture that nobody renews would mislead for as long as control is away
+            # A picture that nobody renews would mislead for as long as control is away; how many share does not.
+            self.picture = Picture(proxies=self.picture.proxies)
             self._lead_changed.set()
         link.lead = None
 

@@ -7,6 +7,7 @@ second SIGTERM cuts what still runs.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -19,17 +20,17 @@ from typing import Any
 import grpc
 import structlog
 import uvloop
-from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from narwhal.clock import RealClock
-from narwhal.config import ProxySettings
+from narwhal.clock import Clock, RealClock
+from narwhal.config import ProxySettings, ServingConfig
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.logs import setup_logging
 from narwhal.proxy.accepting import Acceptor
 from narwhal.proxy.attempt import Fault
 from narwhal.proxy.backlog import Backlog
-from narwhal.proxy.endpoints import DataPath
+from narwhal.proxy.client import Client, Connection, Letterhead
+from narwhal.proxy.endpoints import ALIVE, DataPath, path_of, unready
 from narwhal.proxy.errors import reply
 from narwhal.proxy.garbage import collect_seldom
 from narwhal.proxy.line import Line, Start
@@ -37,6 +38,7 @@ from narwhal.proxy.link import Dial, Introduction, say_goodbye
 from narwhal.proxy.metrics import Metrics, ProxyCollector
 from narwhal.proxy.reporter import OutcomeReporter
 from narwhal.proxy.seams import Inflight
+from narwhal.proxy.server import ClientServer
 from narwhal.proxy.view import PlacementView
 from narwhal.vocabulary import NotReady
 
@@ -92,7 +94,7 @@ class Worker:
         registry = CollectorRegistry()
         registry.register(ProxyCollector(lambda: self._view.settings.name, self._snapshot))
         self._exposition = lambda: generate_latest(registry)
-        self._acceptor = Acceptor(listener, web.Server(_unconfigured, access_log=None))
+        self._acceptor = Acceptor(listener, ClientServer(Unconfigured(clock)))
         self._path: DataPath | None = None
         self._told = asyncio.Event()
         self._signals = 0
@@ -212,18 +214,48 @@ class Worker:
         return self._metrics.snapshot()
 
 
-async def _unconfigured(request: web.BaseRequest) -> web.StreamResponse:
+class Unconfigured:
     """What a worker answers before it knows its settings, which only control has."""
-    if request.path == "/health":
-        response = web.json_response({"status": "ok"})
-    elif request.path == "/ready":
-        response = web.json_response({"status": "not ready", "reason": NotReady.NO_PLACEMENT.value}, status=503)
-    else:
-        told = reply(Fault.CLOSED, code=NotReady.NO_PLACEMENT.value)
-        response = web.Response(status=told.status, body=told.body, content_type="application/json")
-        response.headers["Retry-After"] = "1"
-    response.force_close()
-    return response
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._serving = ServingConfig()
+        self._letterhead = Letterhead(clock, map("nw-{:x}".format, itertools.count(1)))
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def bounds(self) -> ServingConfig:
+        """The defaults: nothing else is known."""
+        return self._serving
+
+    def make(self, connection: Connection, method: bytes, target: bytes) -> Client:
+        """A request's head has come."""
+        now = self._clock.monotonic()
+        due = now + self._serving.request_timeout_s
+        return Client(connection, self._letterhead, method, target, arrived_at=now, due=due)
+
+    def begun(self, client: Client) -> None:
+        """A request's body is still to come."""
+
+    def gone(self, client: Client) -> None:
+        """The client went away."""
+
+    def serve(self, client: Client) -> None:
+        """Say so, and that the process lives."""
+        client.keep_alive = False
+        bare = client.method == b"HEAD"
+        path = path_of(client.target)
+        if client.refusal is not None:
+            client.refuse(reply(client.refusal))
+        elif path == b"/health":
+            client.send(*ALIVE, bare=bare)
+        elif path == b"/ready":
+            client.send(*unready(NotReady.NO_PLACEMENT.value), bare=bare)
+        else:
+            client.refuse(reply(Fault.CLOSED, code=NotReady.NO_PLACEMENT.value), bare=bare)
+        client.connection.finished(client)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

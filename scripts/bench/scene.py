@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,15 @@ class Scene:
             for r in json.loads(body)
             if r["phase"] in ("prefill", "decode", "local") and not (r["request_id"] or "").startswith("probe-")
         ]
+
+    async def ledger(self) -> Counter[str]:
+        """The KV ledgers' totals of all engines that answer."""
+        totals: Counter[str] = Counter()
+        for name in self.layout.engines:
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                _, body = await self.stage.get(f"127.0.0.1:{self.stage.ports[name]}", "/sim/ledger")
+                totals.update(json.loads(body)["totals"])
+        return totals
 
     # --- what can be done to the rest ---------------------------------------------------------------------------------
 

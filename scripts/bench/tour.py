@@ -41,6 +41,8 @@ class Seen:
     hung: int = 0
     late: int = 0  # of these, requests that began after the victim was out and before the fault ended
     served: int = 0
+    double_pulls: int = 0  # of one KV handoff, as engines that still live tell
+    late_pulls: int = 0  # after its lease
     statuses: dict[int, int] = field(default_factory=dict)
     last_placed_s: float | None = None  # from the first bad outcome to the last request placed on the victim
     out_s: float | None = None  # from the first bad outcome to the placement without the victim
@@ -53,11 +55,11 @@ class Seen:
     wrong: list[str] = field(default_factory=list)  # what must not be
 
 
-async def visit(fault: Fault, directory: Path) -> Seen:
-    """One fault, from a healthy fleet to a healthy fleet."""
+async def visit(fault: Fault, directory: Path, *, rate: float = 0.0) -> Seen:
+    """One fault, from a healthy fleet to a healthy fleet. `rate`: requests a second, at fixed instants."""
     seen = Seen(fault=fault.name, victim=fault.victim)
     async with scene(fault.layout, directory) as made, watching(made.control.at["grpc"]) as watch:
-        users = Users(addresses=made.addresses, count=fault.users)
+        users = Users(addresses=made.addresses, count=fault.users, rate=rate)
         async with users.asking():
             await until(lambda: users.ends(since=0)[End.WHOLE] >= WARM_UP, "users are served", 30)
             began = time.monotonic()
@@ -69,6 +71,8 @@ async def visit(fault: Fault, directory: Path) -> Seen:
             await _bring_back(fault, watch, seen, came)
             await asyncio.sleep(AFTER_BACK_S)
         _account(fault, users, watch, seen, began=began, ended=ended)
+        totals = await made.ledger()
+        seen.double_pulls, seen.late_pulls = totals["double_pulls"], totals["late_pulls"]
         await _times(fault, made, users, watch, seen, began=began, ended=ended)
     _judge(fault, watch, seen, began)
     return seen

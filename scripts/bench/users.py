@@ -40,10 +40,12 @@ class Asked:
 
 @dataclass(kw_only=True)
 class Users:
-    """Ask one request after the other, three streamed ones to each that is not, until `stop`."""
+    """Ask until `stop`, three streamed requests to each that is not: each user one after the other, or, with a `rate`,
+    at fixed instants, whatever became of those before."""
 
     addresses: Sequence[str]  # of the proxies, taken in turn
     count: int = 8
+    rate: float = 0.0  # streamed requests a second; 0: as many as the users come to
     tokens: int = 24
     patience_s: float = 45.0  # longer than every deadline of the product that could end a request
     asked: list[Asked] = field(default_factory=list)
@@ -64,10 +66,13 @@ class Users:
             openai.AsyncOpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0, timeout=self.patience_s)
             for address in self.addresses
         ]
-        tasks = [
-            asyncio.create_task(self._user(number, clients[number % len(clients)], stop))
-            for number in range(self.count)
-        ]
+        if self.rate:
+            tasks = [asyncio.create_task(self._arrivals(clients, stop))]
+        else:
+            tasks = [
+                asyncio.create_task(self._user(number, clients[number % len(clients)], stop))
+                for number in range(self.count)
+            ]
         try:
             yield self
         finally:
@@ -75,6 +80,18 @@ class Users:
             await asyncio.gather(*tasks)
             for client in clients:
                 await client.close()
+
+    async def _arrivals(self, clients: Sequence[openai.AsyncOpenAI], stop: asyncio.Event) -> None:
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in itertools.count():
+                due_s = began + number / self.rate - time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), max(0.0, due_s))
+                if stop.is_set():
+                    return
+                client = clients[number % len(clients)]
+                group.create_task(self._ask(client, f"the {number}th request", streamed=True))
 
     async def _user(self, number: int, client: openai.AsyncOpenAI, stop: asyncio.Event) -> None:
         for turn in itertools.count(number):

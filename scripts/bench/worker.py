@@ -5,7 +5,6 @@ Placement, admission, deadlines, metrics and the merging of outcomes are the pro
 
 import asyncio
 import sys
-from collections.abc import Mapping
 
 import uvloop
 
@@ -15,6 +14,7 @@ from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.endpoints import DataPath
 from narwhal.proxy.garbage import collect_seldom
+from narwhal.proxy.seams import Picture
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
@@ -33,7 +33,8 @@ class Feed:
         }
         self.placement: Placement | None = Placement(epoch=1, version=1, engines=engines)
         self.settings = ProxySettings(name="bench", model="bench")
-        self.load: Mapping[str, int] = {}
+        self.picture = Picture()
+        self.controlled = True
 
     def not_ready(self) -> str:
         return ""

@@ -38,6 +38,9 @@ class FakeControl:
         self.lasting = threading.Event()  # while set, a drain does not end
         self.probing = threading.Event()  # while set, a probe does not end
         self.command_error: grpc.StatusCode | None = None  # a command's answer, with the words of `told`
+        self.epochs: list[fleet_pb2.EpochEntry] = []
+        self.yields: list[fleet_pb2.YieldRequest] = []
+        self.heir: FakeControl | None = None  # leads once this one has yielded
         self.leads_no_more = 0  # so many commands find that it does not lead
         self.blinks = 0  # so many questions for the status find that it does not lead
         self._watching = 0  # open WatchPlacement calls
@@ -69,6 +72,12 @@ class FakeControl:
                 ),
                 "UndrainEngines": grpc.unary_stream_rpc_method_handler(
                     self._undrain, fleet.UndrainEnginesRequest.FromString, fleet.UndrainProgress.SerializeToString
+                ),
+                "GetHistory": grpc.unary_unary_rpc_method_handler(
+                    self._get_history, fleet.GetHistoryRequest.FromString, fleet.GetHistoryResponse.SerializeToString
+                ),
+                "Yield": grpc.unary_unary_rpc_method_handler(
+                    self._yield, fleet.YieldRequest.FromString, fleet.YieldResponse.SerializeToString
                 ),
                 "ForgetProxy": grpc.unary_unary_rpc_method_handler(
                     self._forget, fleet.ForgetProxyRequest.FromString, fleet.ForgetProxyResponse.SerializeToString
@@ -184,6 +193,20 @@ class FakeControl:
         self.forgotten.append(request)
         self._command(context)
         return fleet_pb2.ForgetProxyResponse(told=self.told)
+
+    def _get_history(self, request: fleet_pb2.GetHistoryRequest, context: Any) -> fleet_pb2.GetHistoryResponse:
+        self._lead(context)
+        return fleet_pb2.GetHistoryResponse(epochs=self.epochs)
+
+    def _yield(self, request: fleet_pb2.YieldRequest, context: Any) -> fleet_pb2.YieldResponse:
+        self.yields.append(request)
+        self._command(context)
+        address = self.heir.address if self.heir is not None else "127.0.0.1:1"
+        if not request.dry_run:
+            self.standby_of = address
+            if self.heir is not None:
+                self.heir.standby_of = None
+        return fleet_pb2.YieldResponse(epoch=self.status.epoch, standby="c2", address=address)
 
     def _command(self, context: Any) -> None:
         self._lead(context)

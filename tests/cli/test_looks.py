@@ -93,6 +93,7 @@ def test_status_json_has_every_fact_under_its_documented_key(run: Run, control: 
             ],
         },
         "totals": {"served": 1200, "failed": 3, "rejected": 2, "cancelled": 7, "retried": 4},
+        "standbys": [],
     }
     assert engines[1] == {
         "id": "decode-0",

@@ -9,10 +9,14 @@ import click
 import pytest
 
 from narwhal.cli import model
+from narwhal.cli.commands import replay
 from narwhal.cli.main import COMMANDS, cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "narwhalctl.md").read_text()
-LOOKS = ("status", "engines", "proxies", "placement", "events", "explain", "eject", "probe", "drain", "undrain")
+LOOKS = (
+    "status", "engines", "proxies", "placement", "events", "explain", "eject", "probe", "drain", "undrain",
+    "history", "switchover", "replay",
+)  # fmt: skip
 WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
 
 
@@ -23,6 +27,8 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
         model.Check, model.Proxy, model.Placement, model.PlacedEngine, model.PlacementStep, model.Difference,
         model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done,
         model.Probed, model.Process, model.Drain, model.Drained, model.Returned, model.Forgotten,
+        model.Standby, model.Epoch, model.Switched,
+        replay.Replayed, replay.Event, replay.EngineCourse,
     ],
 )  # fmt: skip
 def test_every_key_is_documented(value: type) -> None:
@@ -43,6 +49,7 @@ def test_every_key_is_documented(value: type) -> None:
         "history",
         "drain",
         "process",
+        "standbys",
     }
     assert {field.name for field in fields(value)} - nested <= WORDS, value
     for name in {field.name for field in fields(value)} & nested:

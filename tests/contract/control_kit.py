@@ -12,6 +12,7 @@ from aiohttp import web
 
 from narwhal._pb import fleet_pb2_grpc, outcome_pb2, outcome_pb2_grpc, placement_pb2, placement_pb2_grpc
 from narwhal.clock import RealClock
+from narwhal.config import TlsConfig
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.control.endpoints import control_http
 from narwhal.control.engine_client import ProbeSettings
@@ -19,11 +20,14 @@ from narwhal.control.fleet_service import FleetService
 from narwhal.control.leader import Leader, Runners, stage_runners
 from narwhal.control.metrics import ControlMetrics
 from narwhal.control.observe import Observer
+from narwhal.control.peer import dialler
 from narwhal.control.plan import Plan
 from narwhal.control.publisher import Publisher
 from narwhal.control.servers import Servers
 from narwhal.control.service import OutcomeService, PlacementService
+from narwhal.control.standby import Standby
 from narwhal.control.store.base import Store
+from narwhal.control.yielding import Yielding
 from narwhal.vocabulary import Phase
 from tests.contract.model_store import Medium, ModelStore
 
@@ -132,6 +136,8 @@ def plan_of(served: Engines, roles: Mapping[str, Phase], *, name: str = "fleet",
         interval_s=interval_s,
         stage_timeout_s=5.0,
         poll_s=0.02,
+        takeover_after=4,
+        max_handoff_age_s=30.0,
     )
 
 
@@ -206,15 +212,17 @@ async def control(
         runners=runners,
     )
     metrics = ControlMetrics(leader, publisher, observer, clock)
+    yielding = Yielding(leader, store=kept, clock=clock, record=observer.record)
+    standby = Standby(leader, store=kept, clock=clock, record=observer.record, dial=dialler(TlsConfig()))
     await servers.start_http(control_http(leader, metrics.render), ("127.0.0.1", 0))
     await servers.start(
         [
             PlacementService(leader, publisher, fleet=leader.plan.core.name).handlers(),
             OutcomeService(leader).handlers(),
-            FleetService(leader, publisher, observer, clock).handlers(),
+            FleetService(leader, publisher, observer, clock, yielding).handlers(),
         ]
     )
-    work = [asyncio.create_task(leader.run()), asyncio.create_task(publisher.run())]
+    work = [asyncio.create_task(each) for each in (leader.run(), publisher.run(), standby.run())]
     channel = grpc.aio.insecure_channel(
         servers.grpc_address, options=(("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
     )

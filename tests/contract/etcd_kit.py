@@ -31,7 +31,7 @@ async def opened(etcd: Etcd, **others: Any) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
         async def make(clock: Clock | None = None, **more: Any) -> EtcdStore:
-            store = await EtcdStore.open(chosen, clock or RealClock(), **{"warn": print, **more})
+            store = await EtcdStore.open(chosen, clock or RealClock(), **{"warn": print, "patience_s": 0.0, **more})
             stack.push_async_callback(store.close)
             return store
 

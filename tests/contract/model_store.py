@@ -12,6 +12,8 @@ class Medium:
     """What several stores share: one fleet's document and lease."""
 
     document: bytes | None = None
+    history: bytes | None = None
+    proof: str = ""
     documents_aside: dict[str, bytes] = field(default_factory=dict)
     owner: Owner | None = None
     held: Lease | None = None
@@ -58,6 +60,23 @@ class ModelStore:
         name = f"aside-{lease.epoch}"
         self._medium.documents_aside[name] = document
         return name
+
+    async def history(self) -> bytes | None:
+        self._reach()
+        return self._medium.history
+
+    async def keep_history(self, lease: Lease, document: bytes) -> None:
+        self._reach()
+        self._check(lease)
+        self._medium.history = document
+
+    async def prove(self, proof: str) -> None:
+        self._reach()
+        self._medium.proof = proof
+
+    async def proof(self) -> str:
+        self._reach()
+        return self._medium.proof
 
     async def acquire(self, holder: str, address: str, *, above: int = 0) -> Lease | None:
         self._reach()

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from narwhal.control.leader import ResumeRefusedError, Standing
+from narwhal.control.candidate import ResumeRefusedError
+from narwhal.control.standing import Standing
 from narwhal.control.store.base import Store
 from narwhal.control.store.file import FileStore
 from narwhal.vocabulary import Phase
@@ -413,8 +414,11 @@ async def test_http_shows_health_handoff_and_metrics(served: Engines) -> None:
         ):
             assert line in text.splitlines()
         assert "narwhal_monitor_pass_seconds_count" in text
-        text = (await get(standby, "/metrics"))[1].decode()
+        async with Proxy(standby):
+            await until(lambda: standby.publisher.proxies)
+            text = (await get(standby, "/metrics"))[1].decode()
         assert 'narwhal_lease_held{fleet="fleet"} 0.0' in text.splitlines()
+        assert 'narwhal_placement_subscribers{fleet="fleet"} 1.0' in text.splitlines()
         assert "narwhal_engine_eligible{" not in text
 
 

@@ -184,8 +184,28 @@ async def test_residency_is_the_sum_over_proxies_newest_only_at_most_twice_a_sec
                 break
         took = asyncio.get_running_loop().time() - began
         assert pictures <= took / 0.5 + 2
+        assert message.residency.proxies == 2
         await one.goodbye("done")
-        while {r.engine_id: r.legs for r in (await other.next("residency")).residency.resident} != {"p0": 1, "d0": 2}:
+        message = await other.next("residency")
+        while {r.engine_id: r.legs for r in message.residency.resident} != {"p0": 1, "d0": 2}:
+            message = await other.next("residency")
+        assert message.residency.proxies == 1
+
+
+@pytest.mark.rule("P9")
+async def test_prompt_tokens_are_summed_beside_the_legs(process: Control) -> None:
+    async with Proxy(process) as one, Proxy(process, identity("other")) as other:
+        first, _ = await settled(one), await settled(other)
+        for proxy, tokens in ((one, 700), (other, 50)):
+            resident = [placement_pb2.Residency(engine_id="p0", legs=1, tokens=tokens)]
+            ack = placement_pb2.Ack(epoch=first.epoch, version=first.version, resident=resident)
+            await proxy.call.write(placement_pb2.ProxyMessage(ack=ack))
+        while [(r.engine_id, r.legs, r.tokens) for r in (await one.next("residency")).residency.resident] != [
+            ("p0", 2, 750)
+        ]:
+            pass
+        await other.goodbye("done")
+        while [r.tokens for r in (await one.next("residency")).residency.resident] != [700]:
             pass
 
 

@@ -14,7 +14,7 @@ from narwhal.clock import RealClock
 from narwhal.config import ProxyConfig, ProxySettings
 from narwhal.proxy import link as link_module
 from narwhal.proxy.link import Introduction
-from narwhal.proxy.seams import Inflight
+from narwhal.proxy.seams import Inflight, Picture
 from narwhal.proxy.view import PlacementView
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import Phase
@@ -241,18 +241,21 @@ async def test_the_last_leg_of_an_excluded_engine_is_told_without_waiting_for_a_
 @pytest.mark.rule("P9")
 async def test_the_load_of_others_is_the_fleets_without_ones_own() -> None:
     async with FakeControl(says(placement(3, 1))) as control, running(control.address) as proxy:
-        proxy.inflight.begin("p1")
+        proxy.inflight.begin("p1", 30)
         await until(lambda: control.streams and {"p1": 1} in control.newest.residents)
         everywhere = [
-            placement_pb2.Residency(engine_id="p1", legs=4),
+            placement_pb2.Residency(engine_id="p1", legs=4, tokens=100),
             placement_pb2.Residency(engine_id="d1", legs=2),
         ]
-        control.newest.send(placement_pb2.PlacementMessage(residency=placement_pb2.FleetResidency(resident=everywhere)))
-        await until(lambda: proxy.view.load)
-        assert proxy.view.load == {"p1": 3, "d1": 2}
+        fleet = placement_pb2.FleetResidency(resident=everywhere, proxies=5)
+        control.newest.send(placement_pb2.PlacementMessage(residency=fleet))
+        await until(lambda: proxy.view.picture.legs)
+        assert proxy.view.picture == Picture(
+            legs={"p1": 3, "d1": 2}, tokens={"p1": 70}, own_legs={"p1": 1}, own_tokens={"p1": 30}, proxies=5
+        )
         control.newest.end()
         await until(lambda: len(control.streams) == 2)
-        assert proxy.view.load == {}
+        assert proxy.view.picture == Picture(proxies=5)
 
 
 async def test_settings_of_control_stand_above_the_file_and_broken_ones_change_nothing() -> None:

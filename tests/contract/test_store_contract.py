@@ -46,7 +46,7 @@ async def another(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
                 settings = EtcdSettings(
                     endpoints=endpoints, prefix="/narwhal", fleet=fleet, ttl_s=60, safety_margin_s=0.5
                 )
-                store = await EtcdStore.open(settings, RealClock(), warn=print)
+                store = await EtcdStore.open(settings, RealClock(), warn=print, patience_s=0.0)
         made.append(store)
         return store
 
@@ -162,3 +162,37 @@ async def test_a_document_set_aside_does_not_replace_the_current_one(another: An
 
 async def test_waiting_for_a_change_is_bounded(another: Another) -> None:
     await (await another()).changed(0.01)
+
+
+async def test_the_history_is_kept_beside_the_document_by_whoever_holds_the_lease(another: Another) -> None:
+    mine, other = await another(), await another()
+    assert await other.history() is None
+    lease = await mine.acquire("a", "h:1")
+    assert lease is not None
+    await mine.keep_history(lease, b"first")
+    await mine.save(lease, b"document")
+    await mine.keep_history(lease, b"second" * 5000)
+    assert await other.history() == b"second" * 5000
+    assert await other.load() == b"document"
+    await mine.release(lease)
+    with pytest.raises(LeaseLost):
+        await mine.keep_history(lease, b"too late")
+    taken = await other.acquire("b", "h:2")
+    assert taken is not None
+    with pytest.raises(LeaseLost):
+        await mine.keep_history(lease, b"far too late")
+    assert await mine.history() == b"second" * 5000
+
+
+@pytest.mark.rule("M8")
+async def test_a_proof_is_found_by_everybody_and_needs_no_lease(another: Another) -> None:
+    mine, other = await another(), await another()
+    lease = await mine.acquire("a", "h:1")
+    assert lease is not None
+    assert await mine.proof() == ""
+    await other.prove("b one")
+    assert await mine.proof() == "b one"
+    await other.prove("b two")
+    assert await mine.proof() == "b two"
+    assert await mine.load() is None
+    await mine.save(lease, b"untouched")

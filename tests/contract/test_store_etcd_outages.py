@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from narwhal.clock import RealClock
-from narwhal.control.store.base import Lease, LeaseLost, StoreError
+from narwhal.control.store.base import Lease, LeaseLost, NotYet, StoreError
 from narwhal.control.store.etcd import EtcdStore
 from narwhal.control.store.etcd_lease import LeaseKeeper
 from tests.contract.control_kit import ShiftedClock
@@ -44,13 +44,15 @@ def end(member: Member) -> None:
     member.kill()
 
 
-async def bounded_failure(store: EtcdStore, call: Callable[[], Awaitable[Any]]) -> StoreError:
+async def bounded_failure(
+    store: EtcdStore, call: Callable[[], Awaitable[Any]], *, kind: type[StoreError] = StoreError
+) -> StoreError:
     settings = store._settings
     began = boottime()
     with pytest.raises(StoreError) as caught:
         await call()
     assert boottime() - began < settings.bound_s + settings.call_s + BUSY_S
-    assert type(caught.value) is StoreError
+    assert type(caught.value) is kind
     return caught.value
 
 
@@ -196,7 +198,7 @@ async def test_in_a_wiped_store_nobody_leads_before_the_forgotten_lease_is_over(
         active._watcher.close()
         with etcd.client() as client:
             client.delete_prefix("/")
-        refused = await bounded_failure(standby, lambda: standby.acquire("b", "h:2"))
+        refused = await bounded_failure(standby, lambda: standby.acquire("b", "h:2"), kind=NotYet)
         assert "forgotten epoch 3" in str(refused)
         found: list[Lease] = []
 
@@ -208,6 +210,82 @@ async def test_in_a_wiped_store_nobody_leads_before_the_forgotten_lease_is_over(
         await eventually(take)
         assert not lease.may_act(boottime())
         assert found[0].epoch == 4
+
+
+@pytest.mark.case("I18")
+@pytest.mark.rule("S5")
+async def test_in_a_wiped_store_a_process_without_memory_waits_until_a_forgotten_lease_is_over(etcd: Etcd) -> None:
+    async with opened(etcd, ttl_s=TTL_S) as make:
+        active = await make()
+        lease = await led(active)
+        held = active._claims.held
+        assert held is not None
+        held.keeper.stop()  # the holder is cut off: nobody tells it
+        active._watcher.close()
+        with etcd.client() as client:
+            client.delete_prefix("/")
+        fresh = await make(patience_s=None)
+        refused = await bounded_failure(fresh, lambda: fresh.acquire("b", "h:2"), kind=NotYet)
+        assert "etcd knows no epoch" in str(refused)
+        taken: list[Lease] = []
+
+        async def take() -> bool:
+            found = await fresh.acquire("b", "h:2")
+            taken.extend([found] if found else [])
+            return bool(taken)
+
+        await eventually(take)
+        assert not lease.may_act(boottime())
+        assert taken[0].epoch == 1
+
+
+@pytest.mark.case("I18")
+async def test_the_holder_that_a_wiped_store_forgot_leads_again_before_one_without_memory_does(etcd: Etcd) -> None:
+    async with opened(etcd, ttl_s=TTL_S) as make:
+        active = await make()
+        lease = await led(active)
+        await asyncio.to_thread(etcd.wipe)
+        await asyncio.to_thread(etcd.start)
+        await until(lambda: lease.lost, "the lease is lost")
+        fresh = await make(patience_s=None)
+        await bounded_failure(fresh, lambda: fresh.acquire("b", "h:2"), kind=NotYet)
+        again = await active.acquire("a", "h:1", above=lease.epoch)
+        assert again is not None
+        assert again.epoch == 2
+        assert await fresh.acquire("b", "h:2") is None
+
+
+async def test_after_a_holder_that_let_go_a_process_without_memory_leads_at_once(etcd: Etcd) -> None:
+    async with opened(etcd, ttl_s=TTL_S) as make:
+        first = await make()
+        await first.release(await led(first))
+        second = await make(patience_s=3600.0)
+        assert (await led(second, "b")).epoch == 2
+        await second.close()
+        third = await make(patience_s=3600.0)
+        assert (await led(third, "c")).epoch == 3
+        owner = await third.owner()
+        assert owner is not None
+        assert owner.holder == "c"
+
+
+async def test_after_a_holder_that_died_a_process_without_memory_waits_and_one_that_saw_it_does_not(etcd: Etcd) -> None:
+    async with opened(etcd, ttl_s=TTL_S) as make:
+        active, standby = await make(), await make(patience_s=3600.0)
+        await led(active)
+        assert await standby.acquire("b", "h:2") is None
+        held = active._claims.held
+        assert held is not None
+        held.keeper.stop()
+        active._watcher.close()
+        with etcd.client() as client:
+            client.revoke_lease(held.etcd_id)
+        fresh = await make(patience_s=3600.0)
+        refused = await bounded_failure(fresh, lambda: fresh.acquire("c", "h:3"), kind=NotYet)
+        assert "does not know how the last lease ended" in str(refused)
+        taken = await standby.acquire("b", "h:2")
+        assert taken is not None
+        assert taken.epoch == 2
 
 
 # --- members ----------------------------------------------------------------------------------------------------------

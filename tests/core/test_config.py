@@ -39,6 +39,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("store.key", None),
     ("store.username", None),
     ("store.password", None),
+    ("journal.path", None),
+    ("journal.max_bytes", 268435456),
     ("lease.ttl_s", 3),
     ("lease.safety_margin_s", 0.5),
     ("standby.probe_interval_s", 0.25),
@@ -104,7 +106,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("tls.key", None),
     ("auth.tokens_file", None),
 ]
-BEYOND_THE_TABLE = {"name", "model", "engines", "store.prefix"}  # required, or without a stated default
+# Required, or without a stated default; and the one limit that the table leaves open: what clients may take.
+BEYOND_THE_TABLE = {"name", "model", "engines", "store.prefix", "serving.client_timeout_s"}
 
 
 def at(value: Any, path: str) -> Any:

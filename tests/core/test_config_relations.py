@@ -146,6 +146,10 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
         {"proxy": {"placement_max_age_s": 1}},
         ["proxy.placement_max_age_s: must be 0 (for ever) or more than 1, the interval of control's heartbeats, got 1"],
     ),
+    (
+        {"journal": {"max_bytes": 1048575}},
+        ["journal.max_bytes: must be 0 (no journal) or at least 1048576, got 1048575"],
+    ),
 ]
 
 UNATTESTED: list[tuple[dict[str, Any], list[str]]] = [

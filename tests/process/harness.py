@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.programs: list[Program] = []
-        self.ports = dict(zip(("p1", "p2", "d1", "d2", "d3"), free_ports(5), strict=True))
+        names = ("p1", "p2", "p3", "d1", "d2", "d3")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.fleet_file = directory / "fleet.json"
 
     def write_fleet(self, *engines: str, **sections: Any) -> Path:
@@ -149,12 +150,12 @@ class Stage:
         replacement.replace(self.fleet_file)
         return self.fleet_file
 
-    def run(self, name: str, *arguments: str) -> Program:
-        """Start a program."""
+    def run(self, name: str, *arguments: str, command: Sequence[str | Path] = ()) -> Program:
+        """Start a program; `command` where it is not the one of its name."""
         log = self.directory / f"{len(self.programs)}-{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [BIN / name, *arguments],
+                [*(command or [BIN / name]), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -165,9 +166,9 @@ class Stage:
         self.programs.append(program)
         return program
 
-    async def start(self, name: str, *arguments: str) -> Program:
+    async def start(self, name: str, *arguments: str, command: Sequence[str | Path] = ()) -> Program:
         """Start a daemon and wait until it listens."""
-        program = self.run(name, *arguments, "--log-format", "json")
+        program = self.run(name, *arguments, "--log-format", "json", command=command)
 
         def listens() -> dict[str, Any] | None:
             program.must_live()

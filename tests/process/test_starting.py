@@ -104,6 +104,7 @@ async def test_a_store_that_cannot_be_opened_ends_narwhal_serve_and_all_it_start
 
 
 @pytest.mark.rule("M10")
+@pytest.mark.case("I17")
 @pytest.mark.parametrize("with_file", [True, False], ids=["fleet file", "control only"])
 async def test_a_proxy_without_control_lives_and_says_why_it_is_not_ready(stage: Stage, with_file: bool) -> None:
     stage.write_fleet()

@@ -19,6 +19,7 @@ from narwhal.config import ProxySettings
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.endpoints import DataPath
+from narwhal.proxy.seams import Picture
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
@@ -63,8 +64,9 @@ class FixedFeed:
 
     placement: Placement | None
     settings: ProxySettings
-    load: dict[str, int] = field(default_factory=dict)
+    picture: Picture = field(default_factory=Picture)
     reason: str = ""
+    controlled: bool = True
 
     def not_ready(self) -> str:
         return self.reason
@@ -130,6 +132,7 @@ class Path:
     reporter: RecordingReporter
     session: aiohttp.ClientSession
     port: int
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)  # of raw clients; closed at the end
 
     @property
     def url(self) -> str:
@@ -154,6 +157,7 @@ class Path:
     async def raw(self, data: bytes, *, eof: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A client's connection on which `data` has been written."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
         writer.write(data)
         if eof:
             writer.write_eof()
@@ -200,10 +204,15 @@ async def data_path(
     data = DataPath(feed, reporter, RealClock(), VllmNixl(), draws=random.Random(1), **options)
     data.start()
     server = await asyncio.get_running_loop().create_server(data.handler, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0)) as session:
-            yield Path(data, feed, reporter, session, server.sockets[0].getsockname()[1])
+            path = Path(data, feed, reporter, session, server.sockets[0].getsockname()[1])
+            writers = path.writers
+            yield path
     finally:
+        for writer in writers:
+            writer.close()
         server.close()
         await data.stop(0.0)
         await server.wait_closed()
@@ -379,3 +388,18 @@ async def before(
         data_path(placed({"p": p.url}, {"d": d.url}), chosen) as path,
     ):
         yield path, p, d
+
+
+async def answers(asked: Asked) -> None:
+    """A decode engine in good health."""
+    if b'"stream":true' in asked.body.replace(b" ", b""):
+        asked.send(STREAM_HEAD, chunk(token()), chunk(DONE), LAST)
+    else:
+        asked.send(answer(b'{"id": "x", "choices": [{"text": "b"}]}'))
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """(status, head, body) of one answer with a length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), head, await reader.readexactly(length)

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from narwhal.placement import Placement
+from narwhal.proxy.seams import Picture
 from narwhal.vocabulary import NotReady, Outcome, Phase, RequestResult
 from tests.proxy.harness import (
     DONE,
@@ -16,7 +17,7 @@ from tests.proxy.harness import (
     MODEL,
     STREAM_HEAD,
     Asked,
-    answer,
+    answers,
     before,
     chunk,
     data_path,
@@ -25,6 +26,7 @@ from tests.proxy.harness import (
     on_uvloop,
     placed,
     prefill_answer,
+    read_answer,
     request_bytes,
     settings,
     token,
@@ -32,21 +34,6 @@ from tests.proxy.harness import (
 )
 
 BODY = {"model": MODEL, "prompt": "a narwhal", "max_tokens": 3}
-
-
-async def answers(asked: Asked) -> None:
-    """A decode engine in good health."""
-    if b'"stream":true' in asked.body.replace(b" ", b""):
-        asked.send(STREAM_HEAD, chunk(token()), chunk(DONE), LAST)
-    else:
-        asked.send(answer(b'{"id": "x", "choices": [{"text": "b"}]}'))
-
-
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
-    """(status, head, body) of one answer with a length."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-    return int(head.split()[1]), head, await reader.readexactly(length)
 
 
 # --- G9: odd bodies ---
@@ -203,193 +190,7 @@ async def test_a_request_id_that_could_break_a_header_is_replaced(bad: str) -> N
         assert p.asked[0].headers["x-request-id"] == f"{made}-1-prefill"
 
 
-# --- F18: framing ---
-
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
-CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
-DATA = orjson.dumps(BODY)
-MALFORMED = {
-    "both lengths": CHUNKED + b"Content-Length: 5\r\n\r\n" + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA),
-    "both lengths, the other order": POST + b"Content-Length: 5\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA),
-    "a chunk size that is no number": CHUNKED + b"\r\nzz\r\n" + DATA + b"\r\n0\r\n\r\n",
-    "a negative chunk size": CHUNKED + b"\r\n-5\r\n" + DATA + b"\r\n0\r\n\r\n",
-    "a chunk that is longer than its size": CHUNKED + b"\r\n5\r\n" + DATA + b"\r\n0\r\n\r\n",
-    "two different lengths": POST + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n" + DATA,
-    "a negative length": POST + b"Content-Length: -1\r\n\r\n" + DATA,
-    "a header with a space in its name": POST + b"X y: 1\r\nContent-Length: 2\r\n\r\n{}",
-    "a folded header": POST + b"X: 1\r\n 2\r\nContent-Length: 2\r\n\r\n{}",
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
-}
-
-
-@pytest.mark.case("F18")
-@pytest.mark.parametrize("name", MALFORMED)
-@on_uvloop
-async def test_case_F18_malformed_framing_is_a_400_and_the_end_of_the_connection(name: str) -> None:
-    async with before(answers) as (path, p, d):
-        reader, writer = await path.raw(MALFORMED[name])
-        data = await asyncio.wait_for(reader.read(), 5.0)
-        writer.close()
-        head, _, rest = data.partition(b"\r\n\r\n")
-        assert head.split()[1] == b"400"
-        assert b"connection: close" in head.lower()
-        assert json.loads(rest)["error"]["type"] == "invalid_request_error"
-        assert data.count(b"HTTP/1.") == 1
-        assert (p.asked, d.asked) == ([], [])
-
-
-@pytest.mark.case("F18")
-@on_uvloop
-async def test_case_F18_pipelined_requests_are_answered_in_order() -> None:
-    async with before(answers) as (path, p, d):
-        reader, writer = await path.raw(
-            request_bytes(BODY, headers="X-Request-Id: first\r\n")
-            + request_bytes(b"{", headers="X-Request-Id: second\r\n")
-            + b"GET /health HTTP/1.1\r\nHost: t\r\nX-Request-Id: third\r\n\r\n"
-            + request_bytes({**BODY, "stream": True}, headers="X-Request-Id: fourth\r\nConnection: close\r\n")
-        )
-        seen = [await read_answer(reader) for _ in range(3)]
-        assert [status for status, _, _ in seen] == [200, 400, 200]
-        for (_, head, _), name in zip(seen, (b"first", b"second", b"third"), strict=True):
-            assert b"x-request-id: " + name in head.lower()
-        rest = await reader.read()
-        writer.close()
-        assert b"x-request-id: fourth" in rest.lower()
-        assert rest.endswith(chunk(DONE) + LAST)
-        assert (len(p.asked), len(d.asked)) == (2, 2)
-
-
-@on_uvloop
-async def test_an_http_1_0_client_gets_its_stream_without_chunks() -> None:
-    async with before(answers) as (path, _, _):
-        data = orjson.dumps({**BODY, "stream": True})
-        reader, writer = await path.raw(
-            b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(data), data)
-        )
-        head, _, body = (await asyncio.wait_for(reader.read(), 5.0)).partition(b"\r\n\r\n")
-        writer.close()
-        assert b"chunked" not in head.lower()
-        assert b"connection: close" in head.lower()
-        assert body == token() + DONE
-
-
-# --- F19: sizes ---
-
-
-@pytest.mark.case("F19")
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize(("over", "status"), [(-1, 200), (0, 200), (1, 413), (200_000, 413)])
-@on_uvloop
-async def test_case_F19_bodies_around_the_limit(chunked: bool, over: int, status: int) -> None:
-    limit = 300_000
-    empty = orjson.dumps({**BODY, "prompt": ""})
-    body = orjson.dumps({**BODY, "prompt": "x" * (limit + over - len(empty))})
-    assert len(body) == limit + over
-    async with before(answers, chosen=settings(serving={"max_request_bytes": limit})) as (path, p, _):
-        if chunked:
-            pieces = [body[at : at + 9000] for at in range(0, len(body), 9000)]
-            request = CHUNKED + b"\r\n" + b"".join(chunk(piece) for piece in pieces) + LAST
-        else:
-            request = request_bytes(body)
-        reader, writer = await path.raw(request)
-        got, head, text = await asyncio.wait_for(read_answer(reader), 5.0)
-        writer.close()
-        assert got == status
-        if status == 413:
-            assert json.loads(text)["error"]["type"] == "request_too_large"
-            assert b"connection: close" in head.lower()
-            assert p.asked == []
-        else:
-            assert len(json.loads(p.asked[0].body)["prompt"]) == limit + over - len(empty)
-
-
-@pytest.mark.case("F19")
-@pytest.mark.parametrize("headers", ["Content-Length: 900000000\r\n", "Transfer-Encoding: chunked\r\n"])
-@on_uvloop
-async def test_case_F19_an_endless_body_is_not_buffered(headers: str) -> None:
-    async with before(answers, chosen=settings(serving={"max_request_bytes": 100_000})) as (path, _, _):
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: t\r\n{headers}\r\n".encode()
-        reader, writer = await path.raw(head)
-        sent = 0
-
-        async def feed() -> None:
-            nonlocal sent
-            piece = chunk(b"x" * 60_000) if "chunked" in headers else b"x" * 60_000
-            while sent < 600_000_000:
-                writer.write(piece)
-                sent += len(piece)
-                await writer.drain()
-
-        feeding = asyncio.create_task(feed())
-        status, _, _ = await asyncio.wait_for(read_answer(reader), 5.0)
-        assert status == 413
-        assert sent < 20_000_000
-        feeding.cancel()
-        writer.close()
-        await asyncio.gather(feeding, return_exceptions=True)
-
-
-@on_uvloop
-async def test_expect_is_answered_before_the_body_and_refused_when_it_is_too_large() -> None:
-    async with before(answers, chosen=settings(serving={"max_request_bytes": 1000})) as (path, _, _):
-        head = "POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n"
-        reader, writer = await path.raw(head.format(len(DATA)).encode())
-        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(DATA)
-        assert (await read_answer(reader))[0] == 200
-        writer.close()
-        reader, writer = await path.raw(head.format(5000).encode())
-        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 413
-        writer.close()
-
-
-@pytest.mark.case("E2")
-@on_uvloop
-async def test_a_body_that_does_not_come_ends_at_the_deadline() -> None:
-    async with before(answers, chosen=settings(serving={"request_timeout_s": 0.3})) as (path, _, _):
-        reader, writer = await path.raw(POST + b"Content-Length: 50\r\n\r\n{")
-        started = time.monotonic()
-        status, _, body = await asyncio.wait_for(read_answer(reader), 5.0)
-        assert time.monotonic() - started == pytest.approx(0.3, abs=0.15)
-        assert (status, json.loads(body)["error"]["type"]) == (408, "timeout")
-        writer.close()
-
-
-# --- routes ---
-
-
-@on_uvloop
-async def test_other_routes_and_methods() -> None:
-    async with before(answers) as (path, p, _):
-        for method, route, status, code in (
-            ("GET", "/health", 200, None),
-            ("GET", "/ready", 200, None),
-            ("HEAD", "/ready", 200, None),
-            ("GET", "/v1/models", 200, None),
-            ("GET", "/nothing", 404, "not_found"),
-            ("POST", "/v1/embeddings", 404, "not_found"),
-            ("GET", "/v1/completions", 405, "method_not_allowed"),
-            ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
-            ("POST", "/health", 405, "method_not_allowed"),
-            ("HEAD", "/nothing", 404, None),
-        ):
-            async with path.session.request(method, path.url + route) as got:
-                body = await got.read()
-                assert (got.status, got.content_type) == (status, "application/json"), (method, route)
-                assert ("Allow" in got.headers) == (status == 405)
-                if method == "HEAD":
-                    assert body == b""
-                elif status >= 400:
-                    assert json.loads(body)["error"]["code"] == code
-        models = await (await path.session.get(path.url + "/v1/models")).json()
-        assert [model["id"] for model in models["data"]] == [MODEL]
-        # A query string or an absolute target is no other route.
-        reader, writer = await path.raw(request_bytes(BODY, route="http://t/v1/completions?x=1"))
-        assert (await read_answer(reader))[0] == 200
-        writer.close()
-        assert p.asked[0].head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+# --- models ---
 
 
 @pytest.mark.case("G4")
@@ -441,9 +242,9 @@ async def test_every_engine_at_its_limit_is_saturation() -> None:
                 "d": entry("d", d.url, Phase.DECODE),
             },
         )
-        path.feed.load["p"] = 1
+        path.feed.picture = Picture(legs={"p": 1})
         assert (await path.post(BODY)).status == 200
-        path.feed.load["p"] = 2
+        path.feed.picture = Picture(legs={"p": 2})
         assert (await path.post(BODY)).status == 429
 
 
@@ -471,7 +272,7 @@ async def test_decode_leaves_its_producer_unless_nobody_else_can_take_it() -> No
         # The other is at its limit: the producer itself is better than nothing.
         engines["d"] = entry("d", d.url, Phase.DECODE, phases=phases, max_inflight=1)
         path.feed.placement = Placement(epoch=1, version=3, engines=engines)
-        path.feed.load["d"] = 1
+        path.feed.picture = Picture(legs={"d": 1})
         assert (await path.post(BODY)).status == 200
         assert [seen.engine for seen in path.reporter.legs[-2:]] == ["p", "p"]
 
@@ -622,7 +423,7 @@ async def test_who_waits_without_a_leg_is_told_too() -> None:
             await until(lambda: path.data.inflight.legs.get("p"))
             queued = asyncio.create_task(path.post(BODY))
             await until(lambda: path.data.admission.waiting)
-            reader, writer = await path.raw(POST + b"Content-Length: 99\r\n\r\n{")
+            reader, writer = await path.raw(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 99\r\n\r\n{")
             stopping = asyncio.create_task(path.data.stop(0.3))
             assert (await queued).error["code"] == "draining"
             assert not connecting.done()

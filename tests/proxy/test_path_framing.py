@@ -58,6 +58,9 @@ class Client(Engine):
     def first_token(self) -> None:
         pass
 
+    def output(self) -> None:
+        pass
+
 
 def unchunked(data: bytes) -> bytes:
     """The content of whole chunks."""

@@ -39,7 +39,8 @@ async def answers(asked: Asked) -> None:
 
 def relay_of(path: Path) -> Relay:
     """That of the one request under way."""
-    relay: Relay = next(c.stream for c in path.data.handler.connections if c.stream is not None)  # type: ignore[attr-defined]
+    relay = next(c.stream for c in path.data.handler.connections if c.stream is not None)
+    assert isinstance(relay, Relay)
     return relay
 
 

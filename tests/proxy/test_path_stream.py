@@ -33,13 +33,24 @@ USAGE = b'data: {"id": "x", "choices": [], "usage": {"total_tokens": 9}}\n\n'
 PING = b": ping\n\n"
 
 
+def chat(finish: str | None = None, **delta: object) -> bytes:
+    """One event of a chat."""
+    return b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}) + b"\n\n"
+
+
+ROLE = chat(role="assistant", content="")
+SAID = chat(content="a")
+FINISHED = chat(finish="length", role="assistant", content="")
+CALLED = chat(role="assistant", content="", tool_calls=[{"index": 0}])
+
+
 class Out:
     """A transport that keeps what is written, and a source that keeps how the leg was settled."""
 
     def __init__(self) -> None:
         self.written = b""
         self.ends: list[tuple[LegEnd, bool]] = []
-        self.tokens = 0
+        self.tokens = self.begun = 0
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -50,6 +61,11 @@ class Out:
     def first_token(self) -> None:
         assert not self.written, "output before the first token"
         self.tokens += 1
+
+    def output(self) -> None:
+        assert not self.written, "bytes before anybody knows that output begins"
+        assert self.tokens == 1
+        self.begun += 1
 
 
 def relayed(data: bytes, sizes: list[int], *, complete: bool = True) -> tuple[Out, StreamRelay]:
@@ -111,6 +127,16 @@ ENDINGS = {
     token() + b"garbage\n\n" + token() + DONE: (Outcome.STREAM_MALFORMED, token()),
     token() + b"data: [DONE]": (Outcome.STREAM_COMPLETE, token() + DONE),  # ended for good: no blank line can follow
     token() + DONE + token(): (Outcome.STREAM_COMPLETE, token() + DONE),
+    # Who speaks is no output yet; what is said is, be it nothing but its end.
+    ROLE + ERROR_EVENT + DONE: (Outcome.ERROR_EVENT, b""),
+    ROLE + PING + ROLE + ERROR_EVENT: (Outcome.ERROR_EVENT, b""),
+    ROLE: (Outcome.STREAM_CUT, b""),
+    ROLE + b"data: {not json\n\n": (Outcome.STREAM_MALFORMED, b""),
+    ROLE + SAID + ERROR_EVENT: (Outcome.ERROR_EVENT, ROLE + SAID + ERROR_EVENT),
+    ROLE + FINISHED + ERROR_EVENT: (Outcome.ERROR_EVENT, ROLE + FINISHED + ERROR_EVENT),
+    ROLE + CALLED + ERROR_EVENT: (Outcome.ERROR_EVENT, ROLE + CALLED + ERROR_EVENT),
+    ROLE + DONE: (Outcome.STREAM_COMPLETE, ROLE + DONE),
+    ROLE + PING + SAID + DONE: (Outcome.STREAM_COMPLETE, ROLE + PING + SAID + DONE),
 }
 
 
@@ -122,13 +148,13 @@ def test_each_way_to_end_is_told_apart_however_the_bytes_were_cut(data: bytes, s
     out, relay = relayed(data, [size])
     assert [end.outcome for end, _ in out.ends] == [outcome]
     assert out.written == passed
-    assert relay.started == bool(passed)
+    assert relay.output == bool(passed) == out.begun
 
 
 @pytest.mark.rule("V8")
 @given(
     events=st.lists(
-        st.sampled_from([token("a"), token("é🐋"), USAGE, PING, ERROR_EVENT, DONE, b"junk\n\n"]), max_size=6
+        st.sampled_from([token("a"), token("é🐋"), USAGE, PING, ERROR_EVENT, DONE, ROLE, SAID, b"junk\n\n"]), max_size=6
     ),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
 )

@@ -3,6 +3,7 @@
 Each is a small patch of the real parts, or of the shell around them, with a seed that is known to find it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,12 +25,13 @@ from narwhal.proxy.attempt import Attempt, LegEnd, StartLeg, Step
 from narwhal.proxy.held import Held
 from narwhal.vocabulary import FailureClass, Hold, Outcome, RequestResult
 from tests.simulation import term
+from tests.simulation.control import Control
 from tests.simulation.links import Link
 from tests.simulation.prober import Transfer
 from tests.simulation.proxies import Proxy
 from tests.simulation.publisher import Publisher
 from tests.simulation.requests import Request
-from tests.simulation.store import Lease
+from tests.simulation.store import BOOT_MARGIN_S, Failed, Lease, Store
 from tests.simulation.world import Invariant
 
 
@@ -264,6 +266,16 @@ def _report_at_once(stack: ExitStack) -> None:
     stack.enter_context(patch.object(term.Term, "report", early))
 
 
+def _valid_from_the_answer(control: Control, _asked_at: float) -> float:
+    """As if the store began to count when it was heard."""
+    return control.boottime() + control.store.ttl_s - BOOT_MARGIN_S if control.store.ttl_s else math.inf
+
+
+def _renewed_in_any_case(control: Control, lease: Lease, _asked_at: float, _error: Failed | None) -> None:
+    """An answer that never came is taken for a yes."""
+    lease.valid_until = _valid_from_the_answer(control, 0.0)
+
+
 def _settle_for_ever(stack: ExitStack) -> None:
     settle = term.Term._settle
 
@@ -318,6 +330,13 @@ BUGS: dict[str, Bug] = {
     "resume-forgets-holds": Bug(rule=Invariant.RESUME, seed=88, plant=_loading(_without_soft_holds)),
     "resume-forgets-counters": Bug(rule=Invariant.RESUME, seed=2, plant=_loading(_without_counters)),
     "fence-ignored": Bug(rule=Invariant.ONE_ACTS, seed=51, plant=_swap(Lease, "may_act", _yes)),
+    "lease-counted-from-the-answer": Bug(
+        rule=Invariant.ONE_ACTS, seed=61, plant=_swap(Control, "_valid_until", _valid_from_the_answer)
+    ),
+    "no-answer-is-a-renewal": Bug(
+        rule=Invariant.ONE_ACTS, seed=3, plant=_swap(Control, "_renewed", _renewed_in_any_case)
+    ),
+    "superseded-writer": Bug(rule=Invariant.ONE_ACTS, seed=112, plant=_swap(Store, "_check", _nothing)),
     "reader-blamed": Bug(
         rule=Invariant.BLAME,
         seed=25,

@@ -3,7 +3,9 @@
 Mirrors the real leader: acquire, load, lead until it is over, try again. Every process starts with --resume.
 """
 
+import math
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from narwhal.control.core.events import (
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.invariants import Watch
 
 POLL_S = 0.5
+MOST_DRIFT = 0.02  # of any clock; far beyond what machines do, far within the safety margin of a lease
 
 
 class Reports:
@@ -84,8 +87,14 @@ class Control(Node):
         self.publisher = Publisher(self)
         self.failing_stage: Stage | None = None
         self.answers_in_trouble = False
+        # By how much its clock runs too fast or too slow. Drawn apart, so that a seed is the run it was.
+        self._drift = Random(f"clock {network.world.seed} {name}").uniform(-MOST_DRIFT, MOST_DRIFT)
         self._highest_epoch = 0
         self._reports: dict[Reports, None] = {}
+
+    def boottime(self) -> float:
+        """The clock by which it counts what is left of its lease. It is not the store's."""
+        return self.skew + self.world.now * (1.0 + self._drift)
 
     def wall(self) -> float:
         """Its wall clock: another machine's is a little off."""
@@ -144,7 +153,7 @@ class Control(Node):
         """Take the lease, if it is to be had."""
         if self.term is not None:
             return
-        above, asked_at = self._highest_epoch, self.now()
+        above, asked_at = self._highest_epoch, self.boottime()
 
         def done(epoch: Any, error: Failed | None) -> None:
             if error is not None or epoch is None:
@@ -155,13 +164,15 @@ class Control(Node):
         self.store.call(self, lambda: self.store.acquire(self.name, above), done)
 
     def _lease(self, epoch: int, asked_at: float) -> Lease:
-        ttl_s = self.store.ttl_s
-        until = asked_at + ttl_s - BOOT_MARGIN_S if ttl_s else float("inf")
-        return Lease(holder=self.name, epoch=epoch, valid_until=until)
+        return Lease(holder=self.name, epoch=epoch, valid_until=self._valid_until(asked_at))
+
+    def _valid_until(self, asked_at: float) -> float:
+        """Counted from before the store was asked: it cannot have begun to count earlier."""
+        return asked_at + self.store.ttl_s - BOOT_MARGIN_S if self.store.ttl_s else math.inf
 
     def _load(self, lease: Lease) -> None:
         def done(document: Any, error: Failed | None) -> None:
-            if error is not None or not lease.may_act(self.now()):
+            if error is not None or not lease.may_act(self.boottime()):
                 self.after(POLL_S, self._try)
             else:
                 self._lead(lease, document)
@@ -188,19 +199,23 @@ class Control(Node):
             self._renew(term)
 
     def _renew(self, term: Term) -> None:
-        lease, asked_at = term.lease, self.now()
+        lease, asked_at = term.lease, self.boottime()
 
         def done(_: Any, error: Failed | None) -> None:
-            if isinstance(error, LeaseLost):
-                if term.lease is lease:
-                    lease.lost = str(error)
-            elif error is None and term.lease is lease:
-                lease.valid_until = max(lease.valid_until, asked_at + self.store.ttl_s - BOOT_MARGIN_S)
+            if term.lease is lease:
+                self._renewed(lease, asked_at, error)
 
         if term.over:
             return
         self.store.call(self, lambda: self.store.renew(lease.holder, lease.epoch), done)
         self.after(self.store.ttl_s / 3, self._renew, term)
+
+    def _renewed(self, lease: Lease, asked_at: float, error: Failed | None) -> None:
+        """A renewal came back. One without an answer is neither lost nor renewed."""
+        if isinstance(error, LeaseLost):
+            lease.lost = str(error)
+        elif error is None:
+            lease.valid_until = max(lease.valid_until, self._valid_until(asked_at))
 
     def epoch_seen(self, epoch: int) -> None:
         """Somebody has seen this epoch: an active below it goes on above it."""
@@ -216,7 +231,7 @@ class Control(Node):
         if term.writing:
             self.after(0.005, self._move, term)
             return
-        asked_at = self.now()
+        asked_at = self.boottime()
 
         def done(fresh: Any, error: Failed | None) -> None:
             term.moving = False

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # After a fault between others that nobody can tell from an engine's own.
 UNSURE_S = 90.0
 LASTING_S = (5.0, 40.0)
+LATE_S = 1.5  # an answer of the store, at the worst
 GONE = (Trouble.DOWN, Trouble.HANG)
 UNREAD = (Trouble.UNREADABLE, Trouble.MUTE_KV)
 SHARED = frozenset({Trouble.RESET, Trouble.HTTP_500, Trouble.HTTP_503, Trouble.BUSY, Trouble.CUT, Trouble.SILENT})
@@ -160,6 +161,11 @@ def ejected_by_hand(faults: Faults, _lasts_s: float) -> None:
     faults.last(1.0, f"{engine}: {type(command).__name__}", lambda: None)
 
 
+def _apart(faults: Faults) -> bool:
+    """A coin of its own, so that whatever else a seed draws is what it was."""
+    return Random(f"apart {faults.sim.world.seed} {len(faults.told)}").random() < 0.5
+
+
 # --- control and store ------------------------------------------------------------------------------------------------
 
 
@@ -241,17 +247,21 @@ def control_cut_from_engines(faults: Faults, lasts_s: float) -> None:
 
 
 def control_cut_from_store(faults: Faults, lasts_s: float) -> None:
-    """The active control process cannot reach the store."""
+    """The active control process cannot reach the store. Sometimes what it hears at last of it is late."""
     sim = faults.sim
     control = sim.active() or sim.controls[0]
-    sim.network.sever(control.name, sim.store.name)
+    late = _apart(faults)
+    sim.store.late = {control.name: LATE_S} if late else {}
+    lead_s = 2 * LATE_S if late else 0.0
+    sim.world.after(lead_s, sim.network.sever, control.name, sim.store.name)
     faults.around_control(True)
 
     def end() -> None:
         faults.around_control(False)
+        sim.store.late = {}
         sim.network.mend(control.name, sim.store.name)
 
-    faults.last(lasts_s, f"{control.name} cut from the store", end)
+    faults.last(lead_s + lasts_s, f"{control.name} cut from the store{', after late answers' if late else ''}", end)
 
 
 def store_failing(faults: Faults, lasts_s: float) -> None:

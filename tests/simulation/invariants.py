@@ -60,7 +60,7 @@ class Watch:
 
     def after_each(self) -> None:
         """Whatever happened: at most one control process may act."""
-        acting = [c.name for c in self.controls if c.term is not None and c.term.lease.may_act(c.now())]
+        acting = [c.name for c in self.controls if c.term is not None and c.term.lease.may_act(c.boottime())]
         if len(acting) > 1:
             raise Violation(Invariant.ONE_ACTS, f"{' and '.join(acting)} may act at once")
 
@@ -216,6 +216,9 @@ class Watch:
 
     def stored(self, document: Document) -> None:
         """The store has a newer document."""
+        if document.epoch != self.store.epoch:
+            lease = f"the lease is {self.store.holder or 'nobody'}'s, epoch {self.store.epoch}"
+            raise Violation(Invariant.ONE_ACTS, f"{document.holder} writes under epoch {document.epoch}, {lease}")
         # A command is answered once what it decided is stored: only then has anybody been told.
         told = {e for e in self._settling if {Hold.DRAIN, Hold.MAINTENANCE} & holds_in(document.state, e)}
         self.settled |= told

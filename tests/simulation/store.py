@@ -64,7 +64,8 @@ class Store(Node):
         self.network = network
         self.ttl_s = ttl_s
         self.failing = False
-        self.slow_s = 0.0
+        self.slow_s = 0.0  # on the way there
+        self.late: dict[str, float] = {}  # on the way back, of some processes
         self.document: Document | None = None
         self.epoch = 0
         self.holder = ""
@@ -103,7 +104,7 @@ class Store(Node):
         except Failed as failed:
             error = failed
         if life == node.life and not lossy:
-            node.after(self.network.delay(), answer, value, error)
+            node.after(self.network.delay() + self.late.get(node.name, 0.0), answer, value, error)
 
     # --- what can be asked ----------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ class Term:
 
     def may_act(self) -> bool:
         """The fence: asked before anything that others could see."""
-        if not self.over and not self.lease.may_act(self.control.now()):
+        if not self.over and not self.lease.may_act(self.control.boottime()):
             self.control.fence(self.lease.lost or "the lease was not renewed in time")
         return not self.over
 

@@ -8,7 +8,7 @@ from narwhal.cli import model
 from narwhal.cli.client import ask
 from narwhal.cli.commands import engines, proxies
 from narwhal.cli.options import AnswerIsNo, Settings, pass_settings
-from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, some
+from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, latency, some
 
 PHASES = ("prefill", "decode")
 
@@ -76,7 +76,18 @@ def _footer(fleet: model.Status, wide: bool) -> Iterator[tuple[Cell, Cell]]:
         "control",
         f"{control.holder} at {control.address}, {role}, epoch {control.epoch}, placement {control.version}",
     )
+    for standby in fleet.standbys:
+        yield "standby", _standby(standby)
     yield "model", fleet.model
+
+
+def _standby(standby: model.Standby) -> Say:
+    who = f"{standby.holder} at {standby.address}"
+    if standby.problem:
+        return Say(f"{who}, would not take over: {standby.problem}", Tone.WARN)
+    if not standby.copy_epoch:
+        return Say(f"{who}, has no copy of the state handoff yet", Tone.WARN)
+    return Say(f"{who}, ready to lead, its copy is {latency(standby.copy_age_s)} old")
 
 
 def _monitor(monitor: model.Monitor) -> Say:

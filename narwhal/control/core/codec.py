@@ -1,7 +1,8 @@
 """Frozen dataclasses ⇄ JSON values, strictly: the fields of the class, all of them, and nothing else. Pure.
 
-Knows `bool`, `int`, `float`, `str`, enumerations of strings, `X | None`, `tuple[X, ...]`, `Mapping[K, X]` with strings
-or enumerations as keys, and dataclasses of these. Decoding raises `CodecError` with the path of what is wrong.
+Knows `bool`, `int`, `float`, `str`, enumerations of strings, `X | None`, `tuple[X, ...]`, `frozenset[X]` of strings,
+`Mapping[K, X]` with strings or enumerations as keys, and dataclasses of these. Decoding raises `CodecError` with the
+path of what is wrong.
 """
 
 import math
@@ -28,6 +29,8 @@ def encode(value: Any) -> Any:
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, tuple):
         return [encode(v) for v in value]
+    if isinstance(value, frozenset):
+        return sorted(encode(v) for v in value)
     return value
 
 
@@ -42,6 +45,9 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
     if origin is tuple:
         inner = get_args(kind)[0]
         return tuple(decode(inner, v, f"{path}[{i}]") for i, v in enumerate(_expect(list, value, path)))
+    if origin is frozenset:
+        inner = get_args(kind)[0]
+        return frozenset(decode(inner, v, f"{path}[{i}]") for i, v in enumerate(_expect(list, value, path)))
     if origin is Mapping:
         key, inner = get_args(kind)
         items = _expect(dict, value, path).items()

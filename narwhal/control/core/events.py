@@ -322,13 +322,21 @@ class EventKind(StrEnum):
     # Told by the shell: what the process itself is and does.
     CONTROL_ACTIVE = "control_active"
     CONTROL_STANDBY = "control_standby"
+    CONTROL_WAITING = "control_waiting"  # nobody leads, and it may not yet
     CONTROL_FENCED = "control_fenced"
+    CONTROL_YIELDED = "control_yielded"  # to a standby (spec M8), or as an operator asked
     CONTROL_STOPPING = "control_stopping"
+    CONTROL_RELEASED = "control_released"  # it lets go of the lease and acts no more
+    YIELD_REFUSED = "yield_refused"
+    ACTIVE_MISSED = "active_missed"  # a standby counts answers of the active that are not control-ready (spec M8)
+    ACTIVE_BACK = "active_back"
     HANDOFF_RESUMED = "handoff_resumed"
     HANDOFF_NOT_RESUMED = "handoff_not_resumed"
     STORE_FAILED = "store_failed"
     STORE_RECOVERED = "store_recovered"
     STORE_WARNING = "store_warning"  # it works, and somebody should look at it
+    JOURNAL_FAILED = "journal_failed"
+    JOURNAL_RECOVERED = "journal_recovered"
     RELOADED = "reloaded"
     RELOAD_REFUSED = "reload_refused"
 

@@ -305,5 +305,5 @@ def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Compa
     parts = [f"added: {', '.join(added)}"] if added else []
     parts += [f"removed: {', '.join(removed)}"] if removed else []
     parts += [f"drains forgotten: {', '.join(drained)}"] if drained else []
-    message = f"the handoff has another set of engines ({'; '.join(parts)}); starting fresh"
+    message = f"the handoff has another set of engines ({'; '.join(parts)})"
     return Comparison(resume=Resume.FRESH, message=message, forgotten_drains=drained)

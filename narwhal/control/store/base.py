@@ -1,4 +1,4 @@
-"""What control asks of a store: one document, one lease. The only IO that decisions wait for.
+"""What control asks of a store: one document, one lease, the past of that lease. The only IO that decisions wait for.
 
 A store raises `StoreError` and nothing else. A failed call may still have done what it was asked: nobody may conclude
 from an error that the store is unchanged. What holds in every store:
@@ -19,6 +19,11 @@ class StoreError(Exception):
 
 class LeaseLost(StoreError):
     """The lease is over: whoever held it must act no more."""
+
+
+class NotYet(StoreError):
+    """Nobody seems to hold the lease, and it may not be taken yet: asking again later helps. The words stay the same
+    for as long as that is so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +74,22 @@ class Store(Protocol):
     async def set_aside(self, lease: Lease, document: bytes) -> str:
         """Keeps a copy of a document that is about to be replaced for good. Returns where, for people."""
 
+    async def history(self) -> bytes | None:
+        """The document of the past epochs; None when there has never been one."""
+
+    async def keep_history(self, lease: Lease, document: bytes) -> None:
+        """Replaces that document. Raises LeaseLost, having written nothing, when `lease` is over."""
+
+    async def prove(self, proof: str) -> None:
+        """Leaves `proof` where everybody finds it, instead of what anybody left before. Needs no lease: whoever finds
+        it knows that this process can write here."""
+
+    async def proof(self) -> str:
+        """What was left last by `prove`; empty when nothing was."""
+
     async def acquire(self, holder: str, address: str, *, above: int = 0) -> Lease | None:
         """Takes the lease under an epoch higher than any before and than `above`; None when somebody else holds it.
+        Raises NotYet while somebody may hold one that the store has forgotten.
 
         Called by the holder itself it moves on to such an epoch; nothing can be saved with the lease held until then.
         """

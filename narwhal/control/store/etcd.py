@@ -1,7 +1,8 @@
-"""The etcd store: three keys of a cluster that control processes share.
+"""The etcd store: a few keys of a cluster that control processes share.
 
 `<prefix>/<fleet>/lease` is bound to an etcd lease and says who leads; `epoch` beside it says who led last and outlives
-it; `handoff` is the document. Every write is a transaction that requires the writer's own lease key as it put it, so
+it; `handoff` is the document; `past` tells of the epochs before, `proof` is what a standby left to show that it can
+write. Every other write is a transaction that requires the writer's own lease key as it put it, so
 that a superseded writer changes nothing, and the handoff as it left it, so that a write whose answer was lost cannot
 come after a later one; where it has been done already the same transaction says so.
 """
@@ -27,12 +28,11 @@ from narwhal.control.store.etcd_client import (
     State,
     Unanswered,
     check_files,
-    created,
     delete,
     modified,
     put,
+    read_value,
     transact,
-    valued,
 )
 from narwhal.control.store.etcd_lease import LeaseKeeper
 from narwhal.control.store.etcd_watch import COMPARE_S, Watcher
@@ -51,10 +51,17 @@ class EtcdStore:
     """A `Store` in etcd. Use `open`."""
 
     def __init__(
-        self, settings: EtcdSettings, clock: Clock, *, warn: Callable[[str], None], compare_s: float = COMPARE_S
+        self,
+        settings: EtcdSettings,
+        clock: Clock,
+        *,
+        warn: Callable[[str], None],
+        compare_s: float = COMPARE_S,
+        patience_s: float | None = None,
     ) -> None:
         """`warn` gets words for people, on the event loop that runs now. `compare_s` is the longest time between two
-        readings of everything."""
+        readings of everything. `patience_s` is how long a process that has just started believes that a lease may be
+        held of which etcd does not know; a TTL unless told otherwise."""
         self._settings = settings
         self._warn = warn
         self._warned_at = 0.0
@@ -64,18 +71,24 @@ class EtcdStore:
         self._news = asyncio.Event()
         self._beating: asyncio.TimerHandle | None = None
         self._connection = Connection(settings, timeout_s=settings.call_s)
-        self._claims = Claims(settings, self._keys, clock, self._connection)
+        self._claims = Claims(settings, self._keys, clock, self._connection, patience_s=patience_s)
         self._thread = BlockingThread("narwhal-etcd-store")
         self._watcher = Watcher(settings, self._keys, clock, seen=self._seen, sized=self._sized, compare_s=compare_s)
 
     @classmethod
     async def open(
-        cls, settings: EtcdSettings, clock: Clock, *, warn: Callable[[str], None], compare_s: float = COMPARE_S
+        cls,
+        settings: EtcdSettings,
+        clock: Clock,
+        *,
+        warn: Callable[[str], None],
+        compare_s: float = COMPARE_S,
+        patience_s: float | None = None,
     ) -> "EtcdStore":
         """The store of a fleet. Raises StoreError when a certificate cannot be read. That etcd cannot be reached is no
         reason to fail: whoever uses the store waits for it."""
         check_files(settings)
-        return cls(settings, clock, warn=warn, compare_s=compare_s)
+        return cls(settings, clock, warn=warn, compare_s=compare_s, patience_s=patience_s)
 
     # --- Store ------------------------------------------------------------------------------------------------------
 
@@ -88,6 +101,19 @@ class EtcdStore:
 
     async def set_aside(self, lease: Lease, document: bytes) -> str:
         return await self._run(lambda: self._set_aside(lease, document))
+
+    async def history(self) -> bytes | None:
+        return await self._run(lambda: read_value(self._connection, self._keys.past))
+
+    async def keep_history(self, lease: Lease, document: bytes) -> None:
+        await self._run(lambda: self._keep_history(lease, document))
+
+    async def prove(self, proof: str) -> None:
+        await self._run(lambda: transact(self._connection, [], [put(self._keys.proof, proof.encode())]))
+
+    async def proof(self) -> str:
+        found = await self._run(lambda: read_value(self._connection, self._keys.proof))
+        return (found or b"").decode(errors="replace")
 
     async def acquire(self, holder: str, address: str, *, above: int = 0) -> Lease | None:
         bid = Bid(holder=holder, address=address, above=above, token=secrets.token_hex(8))
@@ -153,8 +179,7 @@ class EtcdStore:
         return await self._thread.run(bounded)
 
     def _guards(self, held: Held) -> list[Any]:
-        # The value holds the epoch and the acquisition's token beside what the revision says.
-        return [created(self._keys.lease, held.created), valued(self._keys.lease, held.claim.value)]
+        return self._claims.guards(held)
 
     def _save(self, lease: Lease, document: bytes) -> None:
         held, keys = self._claims.check(lease), self._keys
@@ -186,6 +211,11 @@ class EtcdStore:
             self._lose(held)
         return f"etcd key {key.decode()}"
 
+    def _keep_history(self, lease: Lease, document: bytes) -> None:
+        held = self._claims.check(lease)
+        if not transact(self._connection, self._guards(held), [put(self._keys.past, document)]).revision:
+            self._lose(held)
+
     def _lose(self, held: Held) -> None:
         epoch = held.lease.epoch
         self._claims.lose(held, "the lease key is gone or another process's")
@@ -194,13 +224,13 @@ class EtcdStore:
     def _release(self, lease: Lease) -> None:
         held = self._claims.held
         if held is not None and held.lease is lease:
-            self._claims.lose(held, "released")
+            self._claims.let_go(held, "released")
         self._claims.revoke_left()
 
     def _give_up(self) -> None:
         held = self._claims.held
         if held is not None:
-            self._claims.lose(held, "the store is closed")
+            self._claims.let_go(held, "the store is closed")
         self._claims.revoke_left()
 
     # --- life of the loop, news -------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ Everything here is one try. An answer that was lost is found out by the next one
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 
 from narwhal.clock import Clock
-from narwhal.control.store.base import Lease, LeaseLost, Owner, StoreError
+from narwhal.control.store.base import Lease, LeaseLost, NotYet, Owner, StoreError
 from narwhal.control.store.etcd_client import (
     Connection,
     Entry,
@@ -19,10 +19,12 @@ from narwhal.control.store.etcd_client import (
     State,
     Unanswered,
     created,
+    delete,
     modified,
     put,
     read_state,
     transact,
+    valued,
 )
 from narwhal.control.store.etcd_lease import LeaseKeeper
 
@@ -37,13 +39,14 @@ class Claim:
 
     owner: Owner
     token: str  # of one acquisition: in a wiped store revisions begin anew, and might match by chance
+    released: bool = False  # the holder has let go, and acts no more
 
     @property
     def value(self) -> bytes:
         """As it is stored."""
         owner = self.owner
         words = {"epoch": owner.epoch, "holder": owner.holder, "address": owner.address, "token": self.token}
-        return json.dumps(words).encode()
+        return json.dumps({**words, "released": True} if self.released else words).encode()
 
 
 def read_claim(entry: Entry, key: bytes) -> Claim:
@@ -51,7 +54,7 @@ def read_claim(entry: Entry, key: bytes) -> Claim:
     try:
         value = json.loads(entry.value)
         owner = Owner(holder=str(value["holder"]), address=str(value["address"]), epoch=int(value["epoch"]))
-        return Claim(owner=owner, token=str(value["token"]))
+        return Claim(owner=owner, token=str(value["token"]), released=value.get("released") is True)
     except (ValueError, KeyError, TypeError):
         raise StoreError(
             f"etcd's key {key.decode()} is not readable as a lease; restore it, or delete it to start from epoch 1"
@@ -92,8 +95,21 @@ class Bid:
 class Claims:
     """This process's claims to one fleet's lease."""
 
-    def __init__(self, settings: EtcdSettings, keys: Keys, clock: Clock, connection: Connection) -> None:
+    def __init__(
+        self,
+        settings: EtcdSettings,
+        keys: Keys,
+        clock: Clock,
+        connection: Connection,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
+        """`patience_s`: how long a lease may still be believed in of which etcd knows nothing when this process first
+        looks; a TTL unless told otherwise."""
         self._settings = settings
+        self._patience_s = settings.ttl_s if patience_s is None else patience_s
+        self._first_look_at: float | None = None  # seconds of CLOCK_BOOTTIME
+        self._doubt = ""  # why a lease may be held of which etcd knows nothing, in words
         self._keys = keys
         self._clock = clock
         self._connection = connection
@@ -107,6 +123,12 @@ class Claims:
         """The keys. Raises StoreError."""
         state = read_state(self._connection, self._keys)
         last, highest = self._last(state), self._highest
+        if self._first_look_at is None:
+            self._first_look_at = self._clock.boottime()
+            if state.lease is None and not (last is not None and last.released):
+                self._doubt = "does not know how the last lease ended" if last is not None else "knows no epoch"
+        elif state.lease is not None:
+            self._doubt = ""  # what etcd knows is what is so
         if highest is None or (last is not None and last.owner.epoch >= highest.owner.epoch):
             self._highest, self._set_back_at = last, None
         elif self._set_back_at is None:
@@ -148,6 +170,20 @@ class Claims:
         self._left.add(held.etcd_id)
         self.held = None
 
+    def let_go(self, held: Held, why: str) -> None:
+        """The holder acts no more: the lease is free at once, and whoever finds it free may know why."""
+        self.lose(held, why)
+        released = replace(held.claim, released=True)
+        writes = [put(self._keys.epoch, released.value), delete(self._keys.lease)]
+        # Without it the next holder may have to wait; the lease is revoked in any case.
+        with contextlib.suppress(StoreError):
+            transact(self._connection, self.guards(held), writes)
+
+    def guards(self, held: Held) -> list[object]:
+        """What must be so in etcd while the lease is ours."""
+        # The value holds the epoch and the acquisition's token beside what the revision says.
+        return [created(self._keys.lease, held.created), valued(self._keys.lease, held.claim.value)]
+
     def revoke_left(self) -> None:
         """Revokes what is of no use any more. Raises StoreError."""
         for etcd_id in tuple(self._left):
@@ -169,15 +205,22 @@ class Claims:
         return max((claim.owner.epoch for claim in (self._last(state), self._highest) if claim is not None), default=0)
 
     def _wait_for_forgotten_leases(self) -> None:
-        """Raises StoreError while one that etcd has forgotten may still be believed in by its holder.
+        """Raises NotYet while one that etcd has forgotten may still be believed in by its holder.
 
-        etcd was wiped, or restored to an older state: that nobody holds the lease there says nothing then.
+        etcd was wiped, or restored to an older state: that nobody holds the lease there says nothing then. A process
+        that has just started cannot tell whether it was, unless the last holder is known to have let go.
         """
+        now, looked_at = self._clock.boottime(), self._first_look_at
+        if self._doubt and looked_at is not None and now < looked_at + self._patience_s:
+            raise NotYet(
+                f"etcd {self._doubt}: it is new, or was wiped, or restored to an older state, or the holder died; "
+                f"waiting {self._patience_s:g} s, until a lease that it may have forgotten is over"
+            )
         highest, since = self._highest, self._set_back_at
         if highest is None or since is None or highest.token == self._token:
             return
-        if self._clock.boottime() < since + self._settings.ttl_s:
-            raise StoreError(
+        if now < since + self._settings.ttl_s:
+            raise NotYet(
                 f"etcd has forgotten epoch {highest.owner.epoch} (wiped, or restored to an older state): waiting until "
                 f"leases that it has forgotten too are over"
             )
@@ -208,7 +251,7 @@ class Claims:
             raise StoreError("taking the lease took longer than it is valid")
         lease = Lease(owner=claim.owner, valid_until=valid_until)
         self._left.discard(bid.etcd_id)
-        self._highest, self._token, self._set_back_at = claim, claim.token, None
+        self._highest, self._token, self._set_back_at, self._doubt = claim, claim.token, None, ""
         keeper = LeaseKeeper(
             self._settings, self._clock, lease=lease, etcd_id=bid.etcd_id, first=self._connection.endpoint
         )

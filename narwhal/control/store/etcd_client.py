@@ -273,9 +273,11 @@ class Keys:
         self.epoch = f"{base}epoch".encode()
         self.handoff = f"{base}handoff".encode()
         self.lease = f"{base}lease".encode()
-        # One range holds the three; what is set aside lies before it.
+        # One range holds the three; what is set aside lies before it, what is seldom read behind it.
         self.first, self.last = self.epoch, self.lease + b"\0"
         self.aside = f"{base}aside/".encode()
+        self.past = f"{base}past".encode()
+        self.proof = f"{base}proof".encode()
         self._names = {self.epoch: "epoch", self.handoff: "handoff", self.lease: "lease"}
 
     def name(self, key: bytes) -> str | None:
@@ -293,6 +295,12 @@ def read_state(connection: Connection, keys: Keys) -> State:
     answer = connection.call(lambda client: client.get_response(keys.first, range_end=keys.last))
     found = {name: entry(kv) for kv in answer.kvs if (name := keys.name(kv.key)) is not None}
     return State(revision=answer.header.revision, **found)
+
+
+def read_value(connection: Connection, key: bytes) -> bytes | None:
+    """The value of one key as the whole cluster agrees on it; None when there is none. Raises StoreError."""
+    answer = connection.call(lambda client: client.get_response(key))
+    return next((kv.value for kv in answer.kvs), None)
 
 
 def database_bytes(connection: Connection) -> int:

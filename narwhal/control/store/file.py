@@ -1,8 +1,8 @@
 """The file store: a directory on one machine. The lease is a lock that the kernel frees with its process.
 
 `lease.lock` is locked by the holder; `lease.json` beside it says who took the lease last and under which epoch;
-`handoff.json` is the document. The directory must be on a local file system: the lock is what keeps two control
-processes apart.
+`handoff.json` is the document, `history.json` tells of the epochs before. The directory must be on a local file system:
+the lock is what keeps two control processes apart.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ class FileStore:
         self._handoff = directory / "handoff.json"
         self._owner = directory / "lease.json"
         self._lock = directory / "lease.lock"
+        self._history = directory / "history.json"
+        self._proof = directory / "proof"
         self._descriptor: int | None = None  # of the lock file, while the lock is ours
         self._lease: Lease | None = None
         self._thread = BlockingThread("narwhal-file-store")
@@ -52,11 +54,7 @@ class FileStore:
         return await self._run("read", lambda: _read(self._handoff))
 
     async def save(self, lease: Lease, document: bytes) -> None:
-        def save() -> None:
-            self._check(lease)
-            replace_file(self._handoff, document)
-
-        await self._run("write", save)
+        await self._run("write", lambda: self._replace(self._handoff, lease, document))
 
     async def set_aside(self, lease: Lease, document: bytes) -> str:
         path = self._directory / f"handoff.{lease.epoch:08}.aside.json"
@@ -69,6 +67,18 @@ class FileStore:
 
         await self._run("keep a handoff aside in", keep)
         return str(path)
+
+    async def history(self) -> bytes | None:
+        return await self._run("read", lambda: _read(self._history))
+
+    async def keep_history(self, lease: Lease, document: bytes) -> None:
+        await self._run("write", lambda: self._replace(self._history, lease, document))
+
+    async def prove(self, proof: str) -> None:
+        await self._run("write", lambda: replace_file(self._proof, proof.encode()))
+
+    async def proof(self) -> str:
+        return (await self._run("read", lambda: _read(self._proof)) or b"").decode(errors="replace")
 
     async def acquire(self, holder: str, address: str, *, above: int = 0) -> Lease | None:
         return await self._run("take the lease in", lambda: self._acquire(holder, address, above))
@@ -102,6 +112,10 @@ class FileStore:
     def _prepare(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         sweep(self._directory)
+
+    def _replace(self, path: Path, lease: Lease, document: bytes) -> None:
+        self._check(lease)
+        replace_file(path, document)
 
     def _acquire(self, holder: str, address: str, above: int) -> Lease | None:
         self._directory.mkdir(parents=True, exist_ok=True)  # again, when somebody wiped it

@@ -1,0 +1,204 @@
+"""Etcd hangs for one process, goes away for a while, loses a member, compacts or forgets: real processes, under load.
+
+By hand: NARWHAL_OUTAGES sets how many short outages follow one another (2 unless told otherwise, 20 for case I3), and
+NARWHAL_OUTAGE_S how long the one long outage lasts (4 s unless told otherwise; 30 and 300 for case I4).
+"""
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+
+from tests.process.faults import serving, told
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, passed, state
+from tests.process.harness import until
+
+OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "2"))
+OUTAGE_S = float(os.environ.get("NARWHAL_OUTAGE_S", "4"))
+
+
+@pytest.mark.rule("S5", "S8")
+@pytest.mark.case("I1")
+async def test_case_I1_an_active_whose_etcd_calls_hang_fences_before_the_standby_leads(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    heir, program = fleet.other(name), fleet.control[name]
+    before = len(told(program, "control_fenced"))
+    async with fleet.load() as seen:
+        began = boottime()
+        fleet.shut(name)
+        await fleet.followed(epoch + 1)
+        took_s = boottime() - began
+        await until(lambda: len(told(program, "control_fenced")) > before, program.tail)
+        assert (await fleet.readiness(name))["control_ready"] is False
+        fleet.open(name)
+        again, newest = await fleet.settled()
+        await seen.more(6)
+    fenced = told(program, "control_fenced")[-1]
+    active = [e for e in told(fleet.control[heir], "control_active") if int(e["epoch"]) == epoch + 1]
+    print(f"fenced after {fenced['boottime'] - began:.2f} s, followed after {took_s:.2f} s")
+    assert fenced["boottime"] < active[0]["boottime"]
+    assert (again, newest) == (heir, epoch + 1)
+    assert seen.errors == []
+
+
+def everywhere(fleet: Ensemble, number: signal.Signals) -> None:
+    for member in fleet.etcd.members:
+        member.signal(number)
+
+
+@pytest.mark.rule("S8", "P7")
+@pytest.mark.case("I4")
+async def test_case_I4_etcd_away_for_a_second_changes_nothing(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    fenced = len(told(fleet.control[name], "control_fenced"))
+    async with fleet.load() as seen:
+        everywhere(fleet, signal.SIGSTOP)
+        await passed(1.0)
+        everywhere(fleet, signal.SIGCONT)
+        await seen.more(6)
+        assert await fleet.settled() == (name, epoch)
+    assert len(told(fleet.control[name], "control_fenced")) == fenced
+    assert seen.errors == []
+
+
+@pytest.mark.rule("S8", "P7")
+@pytest.mark.case("I4")
+async def test_case_I4_etcd_away_for_long_is_outlived_by_everybody(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    before = state(await fleet.document(name))
+    served = await fleet.served()
+    async with fleet.load() as seen:
+        await asyncio.to_thread(fleet.etcd.kill)
+        began = boottime()
+        await until(lambda: not_active(fleet, name), "it fences itself")
+        fenced_s = boottime() - began
+        await passed(OUTAGE_S - fenced_s)
+        assert not await leaders(fleet)
+        await asyncio.to_thread(fleet.etcd.start)
+        back = boottime()
+        again, newest = await fleet.settled()
+        await seen.more(6)
+    print(f"away {OUTAGE_S:g} s: {again} leads epoch {newest} {boottime() - back:.2f} s after; {name} led {epoch}")
+    assert (again, newest) == (name, epoch + 1), "no change of active"
+    assert state(await fleet.document(name)) == before
+    assert seen.errors == []
+    assert (await fleet.counted(served + seen.served)).served == served + seen.served
+
+
+async def not_active(fleet: Ensemble, name: str) -> bool:
+    return not (await fleet.readiness(name)).get("control_ready")
+
+
+async def leaders(fleet: Ensemble) -> list[str]:
+    return [name for name in NAMES if (await fleet.readiness(name)).get("control_ready")]
+
+
+@pytest.mark.rule("S8")
+async def test_one_of_three_members_is_killed_and_comes_back(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    async with fleet.load() as seen:
+        member = await asyncio.to_thread(fleet.etcd.leader)
+        member.kill()
+        stored = (await fleet.document(name))["written_at"]
+
+        async def newer() -> bool:
+            return bool((await fleet.document(name))["written_at"] > stored + 1.0)
+
+        await until(newer, "handoffs are stored")
+        await asyncio.to_thread(fleet.etcd.start)
+        assert await fleet.settled() == (name, epoch)
+        await seen.more(6)
+    assert seen.errors == []
+
+
+@pytest.mark.rule("S5", "S8")
+@pytest.mark.case("I3")
+async def test_case_I3_after_short_outages_at_random_one_leads_again_in_time(fleet: Ensemble) -> None:
+    rng = random.Random(OUTAGES)
+    name, _ = await fleet.settled()
+    async with fleet.load() as seen:
+        for _ in range(OUTAGES):
+            kind = rng.choice(("hangs", "dies", "one"))
+            members = fleet.etcd.members if kind != "one" else rng.sample(fleet.etcd.members, 1)
+            for member in members:
+                if kind == "dies":
+                    member.kill()
+                else:
+                    member.signal(signal.SIGSTOP)
+            await passed(rng.uniform(0.2, 2.5))
+            if kind == "dies":
+                await asyncio.to_thread(fleet.etcd.start)
+            else:
+                for member in members:
+                    member.signal(signal.SIGCONT)
+            await passed(rng.uniform(0.1, 1.0))
+        await asyncio.to_thread(fleet.etcd.wait)
+        began = boottime()
+        name = await fleet.active()
+        took_s = boottime() - began
+        print(f"{OUTAGES} outages: {name} leads {took_s:.2f} s after the last")
+        assert took_s < TTL_S + 2.0
+        await fleet.settled()
+        await seen.more(6)
+    assert len(await leaders(fleet)) == 1
+    assert seen.errors == []
+
+
+@pytest.mark.rule("S7")
+@pytest.mark.case("I9")
+async def test_case_I9_what_was_compacted_while_a_standby_could_not_watch_is_known_to_it_afterwards(
+    fleet: Ensemble,
+) -> None:
+    name, epoch = await fleet.settled()
+    heir = fleet.other(name)
+    fleet.shut(heir)
+    code, _, err = await ctl(fleet.at[name], "drain", "p3", "--wait", "--no-restart", "--reason", "in the gap")
+    assert code == 0, err
+    await asyncio.to_thread(compact, fleet)
+    fleet.open(heir)
+    await fleet.settled()
+    # The one way to look at a standby's copy: have it lead.
+    before = state(await fleet.document(name))
+    assert before["p3"]["drain"]["reason"] == "in the gap"
+    code, _, err = await ctl(fleet.at[name], "switchover", "--to", heir)
+    assert code == 0, err
+    await fleet.followed(epoch + 1)
+    assert state(await fleet.document(heir)) == before
+    code, _, err = await ctl(fleet.at[heir], "undrain", "p3", "--wait")
+    assert code == 0, err
+
+
+def compact(fleet: Ensemble) -> None:
+    """Etcd forgets everything but the newest value of every key."""
+    with fleet.etcd.client() as client:
+        client.compact(client.get_response("/").header.revision, physical=True)
+
+
+@pytest.mark.rule("S5", "P5")
+@pytest.mark.case("I18")
+async def test_case_I18_the_store_is_wiped_and_nothing_is_readmitted_by_accident(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    stage = fleet.stage
+    await stage.post(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault", {"mode": "health-status"})
+    code, _, err = await ctl(fleet.at[name], "eject", "d3")
+    assert code == 0, err
+    await asyncio.to_thread(fleet.one_ruler)  # what etcd remembers up to here is forgotten now
+    served = await fleet.served()
+    async with fleet.load() as seen:
+        await asyncio.to_thread(fleet.etcd.wipe)
+        await asyncio.to_thread(fleet.etcd.start)
+        began = boottime()
+        again, newest = await fleet.settled()
+        took_s = boottime() - began
+        await seen.more(6)
+    print(f"wiped: {again} leads epoch {newest} {took_s:.2f} s after etcd was back; {name} led {epoch}")
+    assert newest > epoch
+    engines = state(await fleet.document(again))
+    assert [kind for kind, _ in engines["d3"]["holds"]] == ["ejected"]
+    assert all(engines[each]["holds"] == [] for each in ("p1", "p2", "d1", "d2"))
+    assert seen.errors == []
+    assert (await fleet.counted(served + seen.served)).served == served + seen.served
+    await stage.delete(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault")
+    await serving(stage, fleet.at[again], "d3")

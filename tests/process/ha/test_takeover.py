@@ -1,0 +1,176 @@
+"""The active control process is killed, ended, stopped, blocked or degraded, under load: another one goes on from what
+was stored, and the one that was away changes nothing any more."""
+
+import asyncio
+import json
+import signal
+import time
+
+import pytest
+from openai import AsyncOpenAI, OpenAIError
+
+from tests.process.faults import told
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, Metronome, boottime, ctl, passed, state
+from tests.process.ha.reigns import written
+from tests.process.harness import MODEL, until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _wounded(running: Ensemble) -> None:
+    asyncio.run(wound(running))
+
+
+async def wound(fleet: Ensemble) -> None:
+    """A fleet with something to remember: an engine that is ejected, one that is drained, a streak of one."""
+    stage, control = fleet.stage, fleet.at[await fleet.active()]
+    for engine, fault in (("d2", {"mode": "status", "status": 429, "count": 1}), ("d3", {"mode": "health-status"})):
+        await stage.post(f"http://127.0.0.1:{stage.ports[engine]}/sim/fault", fault)
+    for words in (("eject", "d3"), ("drain", "p3", "--wait", "--reason", "new driver")):
+        code, _, err = await ctl(control, *words)
+        assert code == 0, err
+    base = f"http://{fleet.proxies[0].at['http']}/v1"
+    async with AsyncOpenAI(base_url=base, api_key="any", max_retries=0) as client:
+
+        async def counted() -> bool:
+            try:
+                await client.completions.create(model=MODEL, prompt="x", max_tokens=2)
+            except OpenAIError:
+                return True
+            return False
+
+        await until(counted, "one failure")
+
+    async def stored() -> bool:
+        return bool(state(await fleet.document(await fleet.active()))["d2"]["streaks"])
+
+    await until(stored, "it is remembered")
+
+
+def remembered(before: dict[str, object], after: dict[str, object]) -> None:
+    """What was remembered is what there was to remember, and is the same."""
+    assert after == before
+    d2, d3, p3 = (after[name] for name in ("d2", "d3", "p3"))
+    assert isinstance(d2, dict)
+    assert isinstance(d3, dict)
+    assert isinstance(p3, dict)
+    assert d2["streaks"] == {"overload": 1}
+    assert [kind for kind, _ in d3["holds"]] == ["ejected"]
+    assert (p3["holds"][0][0], p3["drain"]["reason"], p3["drain"]["settled"]) == ("drain", "new driver", True)
+
+
+@pytest.mark.rule("S5", "S6", "S7", "P5", "R5")
+@pytest.mark.case("I16")
+@pytest.mark.parametrize(("number", "bound_s"), [(signal.SIGKILL, TTL_S + 1.0), (signal.SIGTERM, 1.0)])
+async def test_case_I16_the_active_is_killed_or_ended_and_no_client_notices(
+    fleet: Ensemble, number: signal.Signals, bound_s: float
+) -> None:
+    name, epoch = await fleet.settled()
+    heir = fleet.other(name)
+    served = await fleet.served()
+    before = state(await fleet.document(name))
+    async with fleet.load() as seen, Metronome() as metronome:
+        began = time.time()
+        code = await fleet.end(name, number)
+        times = await fleet.followed(epoch + 1)
+        took_s = max(times) - began
+        await seen.more(12)
+    assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+    print(f"{number.name}: every proxy follows the next epoch after {took_s:.2f} s, stalls {metronome.worst_s:.2f} s")
+    assert took_s < bound_s + metronome.worst_s
+    assert seen.errors == []
+    assert await fleet.active() == heir
+    totals = await fleet.counted(served + seen.served)
+    assert totals.served == served + seen.served
+    remembered(before, state(await fleet.document(heir)))
+
+
+@pytest.mark.rule("S4", "S5", "P5")
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.case("I2")),
+                                 pytest.param("blocked", marks=pytest.mark.case("I7"))])  # fmt: skip
+async def test_an_active_that_was_stopped_or_blocked_for_two_ttls_is_believed_by_nobody(
+    fleet: Ensemble, how: str
+) -> None:
+    name, epoch = await fleet.settled()
+    heir = fleet.other(name)
+    served = await fleet.served()
+    program = fleet.control[name]
+    before = state(await fleet.document(name))
+    fenced = len(told(program, "control_fenced"))
+    async with fleet.load() as seen:
+        began = boottime()
+        program.signal(signal.SIGSTOP if how == "stopped" else signal.SIGUSR1)
+        await fleet.followed(epoch + 1)
+        took_s = boottime() - began
+        await passed(2 * TTL_S - took_s)
+        if how == "stopped":
+            program.signal(signal.SIGCONT)
+        back = boottime()
+        await until(lambda: len(told(program, "control_fenced")) > fenced, program.tail)
+        again, newest = await fleet.settled()
+        print(f"{how}: taken over after {took_s:.2f} s, in place again {boottime() - back:.2f} s after it went on")
+        await seen.more(6)
+    assert (again, newest) == (heir, epoch + 1), "it stands by, by itself, and nobody else had to lead"
+    assert program.process.poll() is None
+    last = told(program, "control_fenced")[-1]
+    # A loop without life is renewed for one TTL more; a process that is stopped renews nothing.
+    assert float(last["valid_until"]) < began + (TTL_S if how == "stopped" else 2 * TTL_S)
+    assert last["boottime"] - back < 1.0, "before it does anything"
+    # Nothing of the old epoch was written once the new one was.
+    epochs = [document for _, document, _ in await asyncio.to_thread(written, fleet.etcd)]
+    assert epochs == sorted(epochs)
+    assert seen.errors == []
+    assert (await fleet.counted(served + seen.served)).served == served + seen.served
+    remembered(before, state(await fleet.document(heir)))
+
+
+@pytest.mark.rule("S7")
+async def test_an_operator_switches_over_and_the_history_says_who_led(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    heir, everybody = fleet.other(name), ",".join(fleet.at.values())
+    before = state(await fleet.document(name))
+    async with fleet.load() as seen:
+        code, out, err = await ctl(everybody, "switchover", "--dry-run")
+        assert code == 0, err
+        assert f"{heir} at {fleet.at[heir]} leads instead of epoch {epoch}\n" in out
+        assert await fleet.active() == name
+        code, out, err = await ctl(everybody, "switchover", "--to", heir)
+        assert code == 0, err
+        assert out.startswith(f"{heir} at {fleet.at[heir]} leads under epoch {epoch + 1}, epoch {epoch} is over (took ")
+        await fleet.followed(epoch + 1)
+        await seen.more(6)
+    assert seen.errors == []
+    remembered(before, state(await fleet.document(heir)))
+    code, out, err = await ctl(everybody, "history", "-o", "json")
+    assert code == 0, err
+    last = json.loads(out)["epochs"][-2:]
+    assert [(e["epoch"], e["holder"], e["ending"]) for e in last] == [
+        (epoch, name, "switched"),
+        (epoch + 1, heir, "lasts"),
+    ]
+
+
+@pytest.mark.rule("M5", "M6", "M8")
+async def test_a_degraded_active_yields_once_and_one_without_a_standby_recovers_by_itself(fleet: Ensemble) -> None:
+    name, epoch = await fleet.settled()
+    heir = fleet.other(name)
+    for each in NAMES:
+        fleet.control[each].signal(signal.SIGUSR2)  # both fail, for one cause
+    await fleet.followed(epoch + 1)
+    assert [(e.epoch, e.holder, e.ending) for e in await fleet.history(heir)][-2:] == [
+        (epoch, name, "yielded"),
+        (epoch + 1, heir, "lasts"),
+    ]
+    await until(lambda: told(fleet.control[heir], "yield_refused"), fleet.tails)
+    words = told(fleet.control[heir], "yield_refused")[0]["event"]
+    assert words.startswith(f"does not yield to {name}: the lease was yielded ")
+    await fleet.end(name, signal.SIGKILL)
+    # Alone it stays, for longer than a standby would have waited, and says why it takes nothing on.
+    await passed(1.5)
+    readiness = await fleet.readiness(heir)
+    assert (readiness["reason"], readiness["epoch"]) == ("monitoring degraded: liveness RuntimeError", epoch + 1)
+    fleet.control[heir].signal(signal.SIGUSR2)
+    await fleet.stage.ready(fleet.control[heir].at["http"])
+    async with fleet.load() as seen:
+        await seen.more(6)
+    assert seen.errors == []
+    assert (await fleet.readiness(heir))["epoch"] == epoch + 1
