@@ -190,6 +190,20 @@ refused(
 )
 refused("wrong-type", "a parameter of the wrong type", COMPLETIONS, prompt("wrong-type", max_tokens="many"))
 refused("no-choices", "no choices asked for", COMPLETIONS, prompt("no-choices", n=0))
+refused("greedy-choices", "several choices of a greedy draw", COMPLETIONS, prompt("greedy-choices", n=2))
+refused("too-many-logprobs", "more log probabilities than allowed", COMPLETIONS, prompt("too-many", logprobs=99))
+refused(
+    "too-many-logprobs-stream",
+    "the same, streamed: noticed after the headers, an error event after a 200",
+    COMPLETIONS,
+    prompt("too-many", logprobs=99, stream=True),
+)
+refused(
+    "chat-too-many-logprobs-stream",
+    "the same in chat",
+    CHAT,
+    messages("too-many", logprobs=True, top_logprobs=99, stream=True),
+)
 refused("wrong-model", "a model that is not served", COMPLETIONS, prompt("wrong-model", model="another"))
 refused("chat-wrong-model", "a model that is not served, in chat", CHAT, messages("chat-wrong-model", model="another"))
 refused("no-messages", "chat without messages", CHAT, {"model": MODEL, "max_tokens": 4})
