@@ -21,9 +21,13 @@ def unreadable(kind: Any, path: str) -> list[str]:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is tuple:
         return [] if len(inner) == 2 and inner[1] is Ellipsis and not unreadable(inner[0], path) else [path]
-    if origin in (frozenset, Mapping):
+    if origin in (frozenset, Mapping, dict):
         key, *rest = inner
-        named = key is str or (isinstance(key, type) and issubclass(key, StrEnum))
+        named = (
+            key is str
+            or (key is int and origin is not frozenset)
+            or (isinstance(key, type) and issubclass(key, StrEnum))
+        )
         return [found for each in rest for found in unreadable(each, path)] if named else [path]
     if inner and type(None) in inner:
         (only,) = (each for each in inner if each is not type(None))
