@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -135,13 +136,17 @@ async def test_an_operator_changes_a_role_and_new_legs_follow(stage: Stage) -> N
         code, told_ = await run("role", "p1", "decode")
         assert code == 1
         assert "its floor is 1 (controller.min_prefill)" in told_
-        code, told_ = await run("roles", "-o", "json")
-        facts = json.loads(told_)
-        assert {e["id"]: e["role"] for e in facts["engines"]} == {
-            "p1": "prefill", "p2": "decode", "d1": "decode", "d2": "decode"
-        }  # fmt: skip
-        prefill = facts["roles"]["roles"][0]
-        assert prefill["first_s"] is not None
+
+        async def measured() -> dict[str, Any] | None:
+            _, words = await run("roles", "-o", "json")
+            facts: dict[str, Any] = json.loads(words)
+            assert {e["id"]: e["role"] for e in facts["engines"]} == {
+                "p1": "prefill", "p2": "decode", "d1": "decode", "d2": "decode"
+            }  # fmt: skip
+            prefill: dict[str, Any] = facts["roles"]["roles"][0]
+            return prefill if prefill["first_s"] is not None else None
+
+        prefill = await until(measured, "what prefill legs take is told")
         assert prefill["prompt_tokens"] > 1
     assert set(seen.statuses) == {200}
     status: fleet_pb2.FleetStatus = await stage.status(serve.at["grpc"])
