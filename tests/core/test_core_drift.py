@@ -330,3 +330,13 @@ def test_explain_says_how_an_engine_is_judged() -> None:
     (line,) = [x for x in lines if x.startswith("decode latency")]
     assert "ms a token in the last window where" in line
     assert line.endswith("3 slow windows in a row")
+
+
+@pytest.mark.rule("H5")
+def test_one_odd_window_at_first_is_not_what_is_normal_ever_after() -> None:
+    """Tokens that lay in a buffer and came at once: an engine was on probation for good."""
+    rig = fleet()
+    usual(rig, 1, d1=USUAL / 100)
+    usual(rig, 12)
+    rig.settle()
+    assert on_probation(rig) == set()

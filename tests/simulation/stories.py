@@ -50,4 +50,11 @@ STORIES = {
         "been drained, took the new ones for these, and asked for newer ones for ever (spec R4, R5). It is told now "
         "once it is stored.",
     ),
+    "normal-by-one-odd-window": Story(
+        seed=483,
+        rule=Invariant.RECOVERY,
+        told="The first tokens of an engine had lain in the network and came at once, 0.1 ms each. That window was its "
+        "baseline, every later one a thousand times as slow, and the engine on probation for good (spec H5). A "
+        "baseline is three windows at least.",
+    ),
 }

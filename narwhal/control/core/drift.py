@@ -27,6 +27,9 @@ from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.vocabulary import Hold, Outcome, Phase
 
 BASELINE_WINDOWS = 10  # good windows that the baseline is the median of
+# Nobody is judged by less: one odd window, such as tokens that lay in a buffer and came at once, would otherwise be
+# what is normal for as long as the engine lives, and the engine on probation for as long.
+LEARNT_WINDOWS = 3
 SAMPLED = "sampled on probation"
 
 
@@ -172,7 +175,7 @@ class Drift:
     def _reference(self, engine: Engine, normal: float | None) -> float | None:
         """What is normal for the engine, None where that is yet to be learnt."""
         baseline = self._of(engine.id).baseline
-        if baseline:
+        if len(baseline) >= LEARNT_WINDOWS:
             return _median(baseline)
         return normal if Hold.DRIFT in engine.holds else None
 
@@ -193,7 +196,7 @@ class Drift:
                 if Hold.DRIFT not in one.engine.holds:
                     baseline = self._of(one.engine.id).baseline
                     baseline.clear()
-                    baseline.append(one.value_s)
+                    baseline.extend([one.value_s] * LEARNT_WINDOWS)
         return [telling.overload(drifting, len(scored))] if self._overloaded == 1 else []
 
     def _drifts(self, one: Scored, *, now: float) -> list[Decision]:
