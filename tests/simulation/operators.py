@@ -67,10 +67,14 @@ class Operator:
             self._undrain()
 
     def _undrain(self) -> None:
-        """Until none is drained any more."""
+        """Until none is drained any more, and that is stored: before, an operator is not told that they are back."""
         out = [view.id for view in self._views() if view.drain is not None]
-        term = self._term()
+        term, document = self._term(), self.sim.store.document
         if term is not None and not out:
+            kept = document.state.engines if document is not None else {}
+            if not any(name in kept and kept[name].drain is not None for name in self.names):
+                return
+            self.sim.world.after(3.0, self._undrain)
             return
         if term is not None:
             for name in self.names:
