@@ -91,15 +91,8 @@ async def test_without_etcd_the_holder_fences_on_its_own_clock_and_every_call_fa
         with pytest.raises(LeaseLost):
             await active.save(lease, b"after the end")
         await asyncio.to_thread(back, etcd, member)
-        taken: list[Lease] = []
-
-        async def take() -> bool:
-            found = await standby.acquire("b", "h:2")
-            taken.extend([found] if found else [])
-            return bool(taken)
-
-        await eventually(take)
-        assert taken[0].epoch == 2
+        taken = await takes(standby)
+        assert taken.epoch == 2
         # A store that was stopped may still take up what the holder asked for while it could act: a time-out said
         # "unknown". It does so before anybody else has the lease, or not at all.
         assert await standby.load() in ((b"stored", b"lost") if away is hang else (b"stored",))
@@ -110,6 +103,19 @@ def back(etcd: Etcd, member: Member) -> None:
     if member.process is not None:
         member.signal(signal.SIGCONT)
     etcd.start()
+
+
+async def takes(store: EtcdStore) -> Lease:
+    """The lease, as soon as `store` gets it; the store may fail meanwhile."""
+    taken: list[Lease] = []
+
+    async def take() -> bool:
+        lease = await store.acquire("b", "h:2")
+        taken.extend([lease] if lease else [])
+        return bool(taken)
+
+    await eventually(take)
+    return taken[0]
 
 
 async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
@@ -200,16 +206,9 @@ async def test_in_a_wiped_store_nobody_leads_before_the_forgotten_lease_is_over(
             client.delete_prefix("/")
         refused = await bounded_failure(standby, lambda: standby.acquire("b", "h:2"), kind=NotYet)
         assert "forgotten epoch 3" in str(refused)
-        found: list[Lease] = []
-
-        async def take() -> bool:
-            taken = await standby.acquire("b", "h:2")
-            found.extend([taken] if taken else [])
-            return bool(found)
-
-        await eventually(take)
+        found = await takes(standby)
         assert not lease.may_act(boottime())
-        assert found[0].epoch == 4
+        assert found.epoch == 4
 
 
 @pytest.mark.case("I18")
@@ -227,16 +226,9 @@ async def test_in_a_wiped_store_a_process_without_memory_waits_until_a_forgotten
         fresh = await make(patience_s=None)
         refused = await bounded_failure(fresh, lambda: fresh.acquire("b", "h:2"), kind=NotYet)
         assert "etcd knows no epoch" in str(refused)
-        taken: list[Lease] = []
-
-        async def take() -> bool:
-            found = await fresh.acquire("b", "h:2")
-            taken.extend([found] if found else [])
-            return bool(taken)
-
-        await eventually(take)
+        taken = await takes(fresh)
         assert not lease.may_act(boottime())
-        assert taken[0].epoch == 1
+        assert taken.epoch == 1
 
 
 @pytest.mark.case("I18")
