@@ -192,6 +192,24 @@ def test_five_windows_ask_for_an_inference_probe_and_one_that_fails_ejects() -> 
     assert Hold.EJECTED in rig.holds("d1")
 
 
+@pytest.mark.rule("H5", "L4")
+def test_silence_to_a_probe_that_no_failure_asked_for_is_asked_about_once_more() -> None:
+    """Control may have been cut off since: the sweep between the two tells."""
+    rig = fleet(2)
+    usual(rig)
+    usual(rig, 4, d1=SLOW)
+    rig.window(False, d1=SLOW, d2=USUAL)
+    (probe,) = of(rig.run_pass(), ProbeInference)
+    rig.answer_step(probe, Outcome.UNREACHABLE)
+    assert Hold.EJECTED not in rig.holds("d1")
+    assert Hold.VERIFICATION in rig.holds("d1")
+    asked = [probe for _ in range(11) for probe in of(rig.run_pass(), ProbeInference)]
+    (again,) = asked
+    assert again.engine == "d1"
+    rig.answer_step(again, Outcome.UNREACHABLE)
+    assert Hold.EJECTED in rig.holds("d1")
+
+
 @pytest.mark.rule("H5")
 def test_a_probe_that_passes_does_not_end_probation() -> None:
     rig = fleet(2)

@@ -57,4 +57,11 @@ STORIES = {
         "baseline, every later one a thousand times as slow, and the engine on probation for good (spec H5). A "
         "baseline is three windows at least.",
     ),
+    "sampled-as-the-light-went-out": Story(
+        seed=3407,
+        rule=Invariant.BLAME,
+        told="Control was cut off from the engines, and before a sweep had said so it sampled an engine on probation, "
+        "which was unreachable and was ejected; nothing was wrong with it (spec H5, L4). Silence to a probe that no "
+        "failure asked for now brings the verification hold, and the probe once more after a sweep.",
+    ),
 }

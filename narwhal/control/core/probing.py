@@ -202,6 +202,7 @@ class InferenceProbe:
         self.legs = tuple(Leg(suspect=suspect, phase=phase) for phase in Phase if phase in phases)
         self.remembered = tuple(remembered)
         self.step: Step | None = None
+        self.last: StepSeen | None = None  # the newest step that came back
         self._alone: StepSeen | None = None  # what a completion on the suspect came to; once is enough
 
     def next(self, peers: Peers) -> Step | None:
@@ -231,6 +232,7 @@ class InferenceProbe:
         leg = next((x for x in self.legs if x.verdict is None), None)
         if step is None or leg is None:
             raise ValueError("no step is open")
+        self.last = seen
         if step == Step(producer=None, consumer=self.suspect):
             self._alone = seen
         leg.answered(step, seen)

@@ -21,6 +21,7 @@ from narwhal.control.core.evidence import (
     Action,
     Seen,
 )
+from narwhal.control.core.liveness import SILENCE
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
@@ -38,6 +39,7 @@ class Suspicion:
     action: Action  # the probe that decides
     reason: str
     classes: set[FailureClass] = field(default_factory=set)  # that reached the threshold
+    unfounded: bool = False  # no failure made it: a look at an engine that something other than failures spoke of
     held: bool = False  # the verification hold is on for it; an operator's probe goes without
     due: float | None = None  # next try; None while an answer is waited for
     number: int = 0
@@ -218,7 +220,9 @@ class Suspicions:
         suspicion = self.known.get(engine.id)
         if suspicion is not None and (suspicion.open or suspicion.held):
             return []
-        return self.ask(engine, why=why, now=now)
+        decisions = self.ask(engine, why=why, now=now)
+        self.known[engine.id].unfounded = True
+        return decisions
 
     def reader(self, engine: str) -> str:
         """Who decodes in the open step of this engine's inference probe."""
@@ -325,7 +329,14 @@ class Suspicions:
         """Every leg has been tried (spec F6)."""
         decisions: list[Decision] = [telling.probe_ended(engine.id, suspicion.action, probe.verdict, probe.detail)]
         blamed = [(p, self._engines[p].incarnation, why) for p, why in probe.blamed() if p in self._engines]
-        if probe.verdict is Verdict.FAIL:
+        if probe.verdict is Verdict.FAIL and suspicion.unfounded and not suspicion.classes and _silent(probe.last):
+            # Nothing spoke against it before: it may as well be control that has just been cut off from engines, which
+            # a sweep will have told (spec L4) when it is asked again.
+            suspicion.unfounded, suspicion.held = False, True
+            suspicion.reason = f"{suspicion.reason}, then {probe.detail}"
+            engine.place(Hold.VERIFICATION, suspicion.reason, now=now)
+            decisions += [telling.hold_placed(engine, Hold.VERIFICATION), *self._again(engine, suspicion, now=now)]
+        elif probe.verdict is Verdict.FAIL:
             reason = f"{suspicion.reason}, then {probe.detail}"
             decisions.append(Ejection(engine=engine.id, cause=Cause.INFERENCE_PROBE, reason=reason))
         elif probe.verdict is Verdict.PASS:
@@ -450,3 +461,9 @@ class Suspicions:
         self.known[engine.id] = Suspicion(
             action=action, reason=reason, classes=set(asked), held=held is not None, due=now
         )
+
+
+def _silent(seen: StepSeen | None) -> bool:
+    """Whether an engine gave no answer in a step."""
+    legs = () if seen is None else (seen.produced, seen.consumed)
+    return any(leg is not None and leg.outcome in SILENCE for leg in legs)
