@@ -101,9 +101,14 @@ class Member:
             )  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
+        """Sends it a signal. After SIGSTOP it has stopped: until then other threads of it go on answering."""
         assert self.process is not None
-        os.kill(self.process.pid, number)
+        pid = self.process.pid
+        os.kill(pid, number)
+        due = time.monotonic() + UP_S
+        while number is signal.SIGSTOP and not _stopped(pid):
+            assert time.monotonic() < due, f"etcd {pid} does not stop"
+            time.sleep(0.001)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -120,6 +125,12 @@ class Member:
             self.process.kill()
             self.process.wait(timeout=UP_S)
             self.process = None
+
+
+def _stopped(pid: int) -> bool:
+    """Whether every thread of the process has stopped."""
+    states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return bool(states) and all(state == "T" for state in states)
 
 
 class Etcd:
