@@ -16,7 +16,7 @@ import aiohttp
 
 from scripts.bench.gate import Gate
 from scripts.bench.users import MODEL
-from tests.process.harness import BIN, Program, Stage, until
+from tests.process.harness import Program, Stage, ctl, until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +151,8 @@ class Scene:
 
     async def ctl(self, *words: str) -> str:
         """What narwhalctl says."""
-        process = await asyncio.create_subprocess_exec(
-            BIN / "narwhalctl", *words, "--control", self.control.at["grpc"],
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(30):
-                out, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return "narwhalctl hangs"
-        return out.decode()
+        _, out, err = await ctl(self.control.at["grpc"], *words)
+        return out + err
 
 
 @contextlib.asynccontextmanager

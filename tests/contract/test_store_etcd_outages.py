@@ -105,12 +105,12 @@ def back(etcd: Etcd, member: Member) -> None:
     etcd.start()
 
 
-async def takes(store: EtcdStore) -> Lease:
+async def takes(store: EtcdStore, holder: str = "b", address: str = "h:2") -> Lease:
     """The lease, as soon as `store` gets it; the store may fail meanwhile."""
     taken: list[Lease] = []
 
     async def take() -> bool:
-        lease = await store.acquire("b", "h:2")
+        lease = await store.acquire(holder, address)
         taken.extend([lease] if lease else [])
         return bool(taken)
 
@@ -138,16 +138,9 @@ async def test_who_fenced_for_want_of_etcd_takes_the_lease_again(etcd: Etcd) -> 
         with pytest.raises(StoreError):
             await store.release(lease)
         await asyncio.to_thread(etcd.start)
-        found: list[Lease] = []
-
-        async def take() -> bool:
-            again = await store.acquire("a", "h:1")
-            found.extend([again] if again else [])
-            return bool(found)
-
-        await eventually(take)
-        assert found[0].epoch == 2
-        await store.save(found[0], b"again")
+        again = await takes(store, "a", "h:1")
+        assert again.epoch == 2
+        await store.save(again, b"again")
 
 
 @pytest.mark.case("I4")

@@ -13,20 +13,9 @@ from narwhal.connectors.said import LONGEST, said
 from narwhal.connectors.sse import Event, answer_given_up, classify
 from narwhal.connectors.vllm_nixl import VllmNixl
 from tests.fuzz.messages import fuzz
+from tests.proxy.harness import HANDOFF
 
 CONNECTOR = VllmNixl()
-GOOD = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[5, 6, 7]],
-    "remote_engine_id": "prefill-0",
-    "remote_request_id": "cmpl-1-0-a85d803b",
-    "remote_host": "127.0.0.1",
-    "remote_port": 5600,
-    "tp_size": 1,
-    "remote_num_tokens": 139,
-    "transfer_mode": "pull",
-}
 SCALARS = (
     st.none()
     | st.booleans()
@@ -41,7 +30,7 @@ NAMES = st.sampled_from(
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=12
 )
-CHANGES = st.dictionaries(st.sampled_from(sorted(GOOD)) | st.text(max_size=4), VALUES, max_size=3)
+CHANGES = st.dictionaries(st.sampled_from(sorted(HANDOFF)) | st.text(max_size=4), VALUES, max_size=3)
 
 
 def text_of(value: Any) -> bytes:
@@ -65,11 +54,11 @@ def safe(descriptor: dict[str, Any]) -> None:
 
 @pytest.mark.rule("V10")
 @fuzz
-@given(CHANGES, st.sets(st.sampled_from(sorted(GOOD)), max_size=2), st.binary(max_size=3), st.integers(0, 400))
+@given(CHANGES, st.sets(st.sampled_from(sorted(HANDOFF)), max_size=2), st.binary(max_size=3), st.integers(0, 400))
 def test_any_prefill_answer_is_refused_or_a_handoff_that_kills_nobody(
     changes: dict[str, Any], missing: set[str], junk: bytes, cut: int
 ) -> None:
-    descriptor = {k: v for k, v in {**GOOD, **changes}.items() if k not in missing}
+    descriptor = {k: v for k, v in {**HANDOFF, **changes}.items() if k not in missing}
     answer = text_of({"id": "cmpl-1", "kv_transfer_params": descriptor})
     for body in (answer, answer[:cut] + junk + answer[cut:], answer[:cut]):
         try:
@@ -85,7 +74,7 @@ def test_any_prefill_answer_is_refused_or_a_handoff_that_kills_nobody(
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.sampled_from(Route), st.binary(max_size=2), st.integers(0, 60))
 def test_no_body_of_a_client_steers_a_transfer(body: dict[str, Any], route: Route, junk: bytes, at: int) -> None:
     whole = text_of({**body, "model": "tiny", "prompt": "hello"})
-    handoff = CONNECTOR.handoff(text_of({"kv_transfer_params": GOOD}))
+    handoff = CONNECTOR.handoff(text_of({"kv_transfer_params": HANDOFF}))
     for sent in (whole, text_of(body), whole[:at] + junk + whole[at:]):
         try:
             request = CONNECTOR.parse(route, sent)
@@ -96,7 +85,7 @@ def test_no_body_of_a_client_steers_a_transfer(body: dict[str, Any], route: Rout
         pairs: list[tuple[str, Any]] = json.loads(second, object_pairs_hook=list)
         steering = [value for name, value in pairs if name in ("kv_transfer_params", "ec_transfer_params")]
         assert len(steering) == 1
-        assert orjson.loads(second)["kv_transfer_params"] == GOOD
+        assert orjson.loads(second)["kv_transfer_params"] == HANDOFF
         extra = orjson.loads(second).get("vllm_xargs")
         assert not isinstance(extra, dict) or not {"kv_transfer_params", "ec_transfer_params"} & set(extra)
         assert (first["stream"], first["max_tokens"]) == (False, 1)

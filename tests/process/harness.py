@@ -110,6 +110,23 @@ class Program:
         self.process.wait()
 
 
+async def ctl(control: str, *words: str) -> tuple[int, str, str]:
+    """narwhalctl, as a process: (exit status, stdout, stderr)."""
+    process = await asyncio.create_subprocess_exec(
+        BIN / "narwhalctl", *words, "--control", control,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise AssertionError(f"narwhalctl {' '.join(words)} hangs") from None
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
 def _sessions() -> Iterator[tuple[int, int]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.process.faults import engine_of, serving
-from tests.process.harness import Program, Stage, free_ports, until
-from tests.process.test_drains import ctl, kill
+from tests.process.harness import Program, Stage, ctl, free_ports, until
+from tests.process.test_drains import kill
 
 CONTRACT = {"image": "sha256:0f1e", "flags": {"block_size": 16}}
 FLEET = ("p1", "d1")

@@ -4,34 +4,16 @@ everything that may happen to control meanwhile.
 NARWHAL_DRAIN_ROUNDS sets how often the main test goes round: 5 unless told otherwise, 100 by hand.
 """
 
-import asyncio
 import os
 import signal
 
 import pytest
 
 from narwhal._pb import fleet_pb2
-from tests.process.harness import BIN, WAIT_S, Load, Program, Stage, load, until
+from tests.process.harness import Load, Program, Stage, ctl, load, until
 
 ROUNDS = int(os.environ.get("NARWHAL_DRAIN_ROUNDS", "5"))
 FLEET = ("p1", "d1", "d2")
-
-
-async def ctl(control: str, *words: str) -> tuple[int, str, str]:
-    """narwhalctl, as a process: (exit status, stdout, stderr)."""
-    process = await asyncio.create_subprocess_exec(
-        BIN / "narwhalctl", *words, "--control", control,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(WAIT_S):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise AssertionError(f"narwhalctl {' '.join(words)} hangs") from None
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 async def engine_status(stage: Stage, control: str, name: str) -> fleet_pb2.EngineStatus:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from narwhal._pb import fleet_pb2, placement_pb2
 from tests.process.faults import behave, misbehave, short, told
-from tests.process.harness import BIN, Program, Stage, load, until
+from tests.process.harness import Program, Stage, ctl, load, until
 from tests.process.test_faults import requests_of
 
 WINDOW_S = 1.5
@@ -110,13 +109,10 @@ async def test_an_operator_changes_a_role_and_new_legs_follow(stage: Stage) -> N
     stage.write_fleet(**short())
     await stage.engines()
     serve = await stage.serve()
-    ctl = [str(BIN / "narwhalctl"), "--control", serve.at["grpc"]]
 
-    async def run(*arguments: str) -> tuple[int, str]:
-        done = await asyncio.to_thread(
-            subprocess.run, [*ctl, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
+    async def run(*words: str) -> tuple[int, str]:
+        code, out, err = await ctl(serve.at["grpc"], *words)
+        return code, out + err
 
     async def decode_legs() -> int:
         """Of clients, on p2: gates of engines that join later transfer with it too."""

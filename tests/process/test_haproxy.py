@@ -10,8 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.process.ha.ensemble import ctl
-from tests.process.harness import Load, Program, Stage, free_ports, load, until
+from tests.process.harness import Load, Program, Stage, ctl, free_ports, load, until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "haproxy.cfg"
 HAPROXY = "/usr/sbin/haproxy"

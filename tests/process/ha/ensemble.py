@@ -27,7 +27,7 @@ from narwhal.sim.text import expected_text
 from tests.etcd import Etcd
 from tests.process.ha.door import Door
 from tests.process.ha.reigns import Journal, Proof, proof, written
-from tests.process.harness import BIN, MODEL, WAIT_S, Program, Stage, free_ports, until
+from tests.process.harness import MODEL, WAIT_S, Program, Stage, free_ports, until
 
 ENGINES = ("p1", "p2", "p3", "d1", "d2", "d3")
 NAMES = ("a", "b")
@@ -316,23 +316,6 @@ async def passed(seconds: float) -> None:
     """Wait until so much time has passed: the length of a fault, not a guess at how long something takes."""
     due = boottime() + seconds
     await until(lambda: boottime() >= due, "time passes", within_s=seconds + WAIT_S)
-
-
-async def ctl(control: str, *words: str) -> tuple[int, str, str]:
-    """narwhalctl, as a process: (exit status, stdout, stderr)."""
-    process = await asyncio.create_subprocess_exec(
-        BIN / "narwhalctl", *words, "--control", control,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(WAIT_S):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 @contextlib.contextmanager

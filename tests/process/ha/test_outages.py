@@ -13,8 +13,8 @@ import signal
 import pytest
 
 from tests.process.faults import serving, told
-from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, ctl, passed, state
-from tests.process.harness import until
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, passed, state
+from tests.process.harness import ctl, until
 
 OUTAGES = int(os.environ.get("NARWHAL_OUTAGES", "2"))
 HANGS = os.environ.get("NARWHAL_OUTAGE_KIND", "dies") == "hangs"

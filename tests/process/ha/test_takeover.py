@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAIError
 
 from tests.process.faults import told
-from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, Metronome, boottime, ctl, passed, state
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, Metronome, boottime, passed, state
 from tests.process.ha.reigns import written
-from tests.process.harness import MODEL, until
+from tests.process.harness import MODEL, ctl, until
 
 
 @pytest.fixture(scope="module", autouse=True)
