@@ -20,7 +20,6 @@ from tests.contract.control_kit import (
     Engines,
     Proxy,
     control,
-    engines,
     identity,
     plan_of,
     soon,
@@ -32,17 +31,6 @@ from tests.contract.model_store import Medium
 FLEET = {"p0": Phase.PREFILL, "d0": Phase.DECODE, "d1": Phase.DECODE}
 Drain, Undrain, Forget = fleet_pb2.DrainEnginesRequest, fleet_pb2.UndrainEnginesRequest, fleet_pb2.ForgetProxyRequest
 Messages = list[Any]
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
-
-
-@pytest.fixture
-def medium() -> Medium:
-    return Medium()
 
 
 def running(

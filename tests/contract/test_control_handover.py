@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from narwhal._pb import fleet_pb2
 from narwhal.control import candidate, yielding
@@ -25,19 +24,12 @@ from tests.contract.control_kit import (
     Engines,
     Proxy,
     control,
-    engines,
     plan_of,
     soon,
     until,
     until_answer,
 )
 from tests.contract.model_store import Medium, ModelStore
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
 
 
 class Broken:

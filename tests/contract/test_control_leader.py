@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,11 @@ from tests.contract.control_kit import (
     Proxy,
     batch,
     control,
-    engines,
     plan_of,
     soon,
     until,
 )
 from tests.contract.model_store import Medium, ModelStore
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
 
 
 async def ready(process: Control) -> tuple[int, dict[str, Any]]:

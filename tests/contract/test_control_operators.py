@@ -21,7 +21,6 @@ from tests.contract.control_kit import (
     Engines,
     Proxy,
     control,
-    engines,
     identity,
     plan_of,
     soon,
@@ -77,17 +76,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
     monkeypatch.setattr(Probes, "start", intercept)
     return probes
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
-
-
-@pytest.fixture
-def medium() -> Medium:
-    return Medium()
 
 
 def running(served: Engines, medium: Medium, **core: Any) -> AbstractAsyncContextManager[Control]:

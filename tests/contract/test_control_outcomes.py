@@ -15,19 +15,8 @@ from narwhal.control import loop
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import Outcome
-from tests.contract.control_kit import Control, Engines, batch, control, drain, engines, identity, soon, until
+from tests.contract.control_kit import Control, Engines, batch, control, drain, identity, soon, until
 from tests.contract.model_store import Medium
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def medium() -> Medium:
-    return Medium()
 
 
 @pytest_asyncio.fixture

@@ -25,7 +25,6 @@ from tests.contract.control_kit import (
     ShiftedClock,
     control,
     drain,
-    engines,
     identity,
     plan_of,
     soon,
@@ -36,12 +35,6 @@ from tests.contract.control_kit import (
 from tests.contract.model_store import Medium
 
 PREFILL, DECODE = placement_pb2.PHASE_PREFILL, placement_pb2.PHASE_DECODE
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
 
 
 @pytest_asyncio.fixture

@@ -22,7 +22,7 @@ from narwhal.control.core.events import (
 from narwhal.control.engine_client import ProbeSettings
 from narwhal.control.probes import Probes
 from narwhal.vocabulary import Check, Outcome, Verdict
-from tests.contract.control_kit import Engines, engines, until
+from tests.contract.control_kit import Engines, until
 
 SETTINGS = ProbeSettings(connections=2, connect_timeout_s=0.5, pool_timeout_s=0.2, keepalive_s=4.0, api_key="secret")
 
@@ -62,12 +62,6 @@ async def asked() -> AsyncIterator[Asked]:
     made = Asked()
     yield made
     await made.probes.close()
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
 
 
 @asynccontextmanager

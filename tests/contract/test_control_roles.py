@@ -13,23 +13,12 @@ from narwhal._pb import fleet_pb2, outcome_pb2, placement_pb2
 from narwhal.control.core.settings import RoleMode, RoleSettings
 from narwhal.measures import bucket
 from narwhal.vocabulary import Phase
-from tests.contract.control_kit import Control, Engines, Proxy, control, engines, identity, plan_of, soon, until
+from tests.contract.control_kit import Control, Engines, Proxy, control, identity, plan_of, soon, until
 from tests.contract.model_store import Medium
 
 FLEET = {"p0": Phase.PREFILL, "p1": Phase.PREFILL, "d0": Phase.DECODE}
 PREFILL, DECODE = placement_pb2.PHASE_PREFILL, placement_pb2.PHASE_DECODE
 MOVED = "engine p1 now has the role decode (operator: asked for by an operator)"
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Engines]:
-    async with engines() as made:
-        yield made
-
-
-@pytest.fixture
-def medium() -> Medium:
-    return Medium()
 
 
 @pytest_asyncio.fixture
