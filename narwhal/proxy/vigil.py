@@ -1,7 +1,7 @@
-"""Watches the legs that run: suspicions of no forward progress (spec F10), the end of silent streams on engines that
-are ejected (V11), and the engines to step around for a while (V12).
+"""Watches the legs that run: suspicions of no forward progress (spec F10), the end of silent legs on engines that are
+ejected (V11), and the engines to step around for a while (V12).
 
-Decides: which leg is told of as stalled, which stream ends, which engine is avoided. It cannot see: other proxies
+Decides: which leg is told of as stalled, which one ends, which engine is avoided. It cannot see: other proxies
 (control asks them), nor whether a suspicion is right.
 """
 
@@ -17,8 +17,13 @@ from narwhal.proxy.witness import Leg, Witness
 from narwhal.vocabulary import Hold, Outcome
 
 LOOK_EVERY_S = 0.25  # bounds how late any of it is noticed
-# How a stream that has given nothing ends, by what it was waiting for.
-SILENT = {LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT, LegKind.STREAM: Outcome.STREAM_SILENT}
+# How a leg that has given nothing ends, by what it was waiting for. Whole answers take long, and give nothing before
+# they are complete: they are left to their time-out.
+SILENT = {
+    LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
+    LegKind.STREAM: Outcome.STREAM_SILENT,
+    LegKind.PREFILL: Outcome.PREFILL_TIMEOUT,
+}
 # Spec V12: at least and at most so long, whatever the engine names.
 DETOUR_LEAST_S, DETOUR_MOST_S = 1.0, 30.0
 
@@ -80,7 +85,7 @@ class Vigil:
         for watched in list(self._running):
             connection = watched.connection
             quiet_s = now - connection.quiet_since if connection.quiet_since else 0.0
-            if connection.kind in SILENT and recovery.stall_s and quiet_s >= recovery.stall_s:
+            if self._hopeless(watched, quiet_s, recovery.stall_s):
                 entry = placement.engines.get(watched.leg.entry.id) if placement is not None else None
                 if entry is not None and Hold.EJECTED in entry.holds:
                     detail = f"silent for {quiet_s:.1f} s on an engine that is ejected"
@@ -98,6 +103,15 @@ class Vigil:
                     request_id=watched.request_id,
                     attempt=watched.attempt,
                 )
+
+    @staticmethod
+    def _hopeless(watched: Watched, quiet_s: float, stall_s: float) -> bool:
+        """Whether the leg has been silent for so long that it ends should its engine be out (spec V11). A prefill gives
+        nothing before it is done: it must be one that control was told of."""
+        kind = watched.connection.kind
+        if kind is LegKind.PREFILL:
+            return watched.told
+        return kind in SILENT and stall_s > 0 and quiet_s >= stall_s
 
     @staticmethod
     def _limit_s(kind: LegKind, stall_s: float, silent_leg_s: float) -> float:

@@ -296,9 +296,10 @@ def test_a_dead_producer_ejects_no_engine_that_reads_from_it() -> None:
     assert rig.holds("d1") == rig.holds("d2") == set()
     assert rig.holds("p1") == {Hold.EJECTED}
     assert rig.holds("p2") == set()
-    # Asked first by somebody who had read from it, then for itself.
-    assert blamed[0].engine in ("d1", "d2")
-    assert blamed[-1].engine == "p1"
+    assert [step.engine for step in blamed] == ["p1"]  # which two could not read from
+    assert [r.message for r in rig.records(EventKind.PRODUCER_BLAMED)] == [
+        "engine p1 is blamed as producer: 4 decode legs on d1 and d2 failed with its handoffs, and with no other's"
+    ]
 
 
 @pytest.mark.rule("F7")
@@ -450,7 +451,16 @@ def test_peers_are_healthy_and_of_the_right_role() -> None:
 
 @pytest.mark.rule("V13")
 def test_the_first_transfer_between_two_engines_has_more_time() -> None:
-    rig = two_and_two(kv_first_pull_timeout_s=20.0, first_token_timeout_s=5.0, health_timeout_s=2.0)
+    before = two_and_two(kv_first_pull_timeout_s=20.0, first_token_timeout_s=5.0, health_timeout_s=2.0)
+    settings = before.settings
+    rig = Rig(
+        *settings.engines,
+        saved=before.saved(),
+        liveness_every=0,
+        kv_first_pull_timeout_s=20.0,
+        first_token_timeout_s=5.0,
+        health_timeout_s=2.0,
+    )  # another process: it has seen no transfer yet
     seen = []
     for _ in range(6):
         effects = rig.report("d1", Outcome.STREAM_CUT, count=3)
@@ -461,6 +471,14 @@ def test_the_first_transfer_between_two_engines_has_more_time() -> None:
         rig.now += 1000
     assert sorted(s for s in seen if s[1] == 20.0) == [("p1", 20.0), ("p2", 20.0)]
     assert len([s for s in seen if s[1] == 5.0]) == 4
+
+
+@pytest.mark.rule("V13", "R2")
+def test_engines_that_the_gate_saw_exchange_kv_have_shaken_hands() -> None:
+    rig = two_and_two(kv_first_pull_timeout_s=20.0, first_token_timeout_s=5.0)
+    for engine in ("d1", "d2"):
+        step = only(rig.report(engine, Outcome.STREAM_CUT, count=3), ProbeInference)
+        assert (step.consumer.engine, step.silence_s) == (engine, 5.0)
 
 
 @pytest.mark.rule("F6")

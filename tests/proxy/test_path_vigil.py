@@ -221,6 +221,48 @@ async def test_before_its_first_token_it_is_a_failed_leg_that_may_be_tried_again
             ]
 
 
+@pytest.mark.rule("V11", "V4", "F10")
+@on_uvloop
+async def test_a_prefill_that_was_told_of_ends_once_its_engine_is_ejected_and_is_tried_elsewhere() -> None:
+    async def hangs(_asked: Asked) -> None:
+        return
+
+    async def well(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    chosen = settings(recovery={"stall_s": 0.3, "silent_leg_s": 1.0}, serving={"max_attempts": 2, "retry_base_s": 0.01})
+    async with scripted(hangs) as bad, scripted(prefills) as good, scripted(well) as d:
+        placement = placed({"bad": bad.url, "good": good.url}, {"d": d.url})
+        async with data_path(ejected(placement, "good"), chosen) as path:
+            request = asyncio.create_task(path.post())
+            await until(lambda: len(bad.asked) == 1)
+            path.feed.placement = ejected(placement, "bad")
+            await asyncio.sleep(0.6)  # longer than a stream may be silent there
+            assert Outcome.PREFILL_TIMEOUT not in path.reporter.outcomes
+            assert (await asyncio.wait_for(request, 5.0)).status == 200
+            assert path.reporter.outcomes == [
+                Outcome.STALLED,
+                Outcome.PREFILL_TIMEOUT,
+                Outcome.HANDOFF,
+                Outcome.ANSWER_COMPLETE,
+            ]
+
+
+@pytest.mark.rule("V11")
+@on_uvloop
+async def test_a_whole_answer_on_an_ejected_engine_has_its_time() -> None:
+    async def slow(asked: Asked) -> None:
+        await asyncio.sleep(1.5)
+        asked.send(WHOLE)
+
+    async with before(slow, chosen=QUICK) as (path, _, d):
+        request = asyncio.create_task(path.post())
+        await until(lambda: len(d.asked) == 1)
+        eject(path, "d")
+        assert (await request).status == 200
+        assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.STALLED, Outcome.ANSWER_COMPLETE]
+
+
 # --- V12 --------------------------------------------------------------------------------------------------------------
 
 WHOLE = answer(b'{"choices": [{"text": "b"}]}')

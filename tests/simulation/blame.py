@@ -11,7 +11,7 @@ from narwhal.control.core.decisions import Cause
 from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, Input, Record, Reported
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.settings import CoreSettings
-from narwhal.reports import ProxyKey
+from narwhal.reports import ProxyKey, Run
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
 from tests.simulation.engines import Trouble
 from tests.simulation.world import Invariant, Violation
@@ -54,6 +54,8 @@ CLEARS: dict[Outcome, set[FailureClass]] = {
 EJECTS = {F.CONNECTION}
 BY_HEALTH = {F.CONNECTION, F.TIMEOUT, F.OVERLOAD}
 VERIFIED = {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF}
+OUT = {Hold.EJECTED, Hold.VERIFICATION, Hold.JOINING}
+READ = {Outcome.STALLED, Outcome.STREAM_SILENT}  # failures of a stream that had read its handoff
 
 
 class Recount:
@@ -62,6 +64,8 @@ class Recount:
     def __init__(self, term: "Term") -> None:
         self.term = term
         self.streaks: dict[str, Counter[FailureClass]] = {e: Counter() for e in term.control.engines}
+        # The producers that the failures of each streak could not read from; empty for one that had read, or was to.
+        self.producers: dict[tuple[str, FailureClass], set[str]] = {}
         self.success_at: dict[str, float] = {}  # when a proxy told of a success
         self.open: set[tuple[str, int]] = set()  # probes under way: on whose account, and number
         self._before: dict[ProxyKey, int] = {}
@@ -70,7 +74,17 @@ class Recount:
     def forget(self, engine: str, classes: set[FailureClass] | None = None) -> None:
         """These streaks of the engine are over."""
         for failure in list(self.streaks[engine]) if classes is None else classes:
-            self.streaks[engine].pop(failure, None)
+            self._end(engine, failure)
+
+    def _end(self, engine: str, failure: FailureClass) -> None:
+        self.streaks[engine].pop(failure, None)
+        self.producers.pop((engine, failure), None)
+
+    def _count(self, run: Run, failed: FailureClass) -> None:
+        self.streaks[run.engine][failed] += run.count
+        told = run.failure
+        read = told is None or not told.producer or run.outcome in READ
+        self.producers.setdefault((run.engine, failed), set()).add("" if read or told is None else told.producer)
 
     def handling(self, event: Input) -> None:
         """The core is about to hear of it."""
@@ -90,30 +104,34 @@ class Recount:
             self.forget(event.engine, BY_HEALTH)
         if not isinstance(event, Reported) or event.batch.sequence <= self._before.get(event.batch.proxy, 0):
             return
-        fleet, now = self.term.fleet, self.term.control.now()
-        incarnations, limit = fleet.incarnations(), self.term.control.plan.core.eject_after
+        incarnations, limit = self.term.fleet.incarnations(), self.term.control.plan.core.eject_after
         failures = [run for run in event.batch.runs if run.outcome in FAILS]
         doubted = self._doubted or (bool(failures) and self._suspect(event.batch.proxy))
         for run in event.batch.runs:
             if run.incarnation != incarnations[run.engine]:
                 continue
-            streaks = self.streaks[run.engine]
             if run.outcome in CLEARS:
                 self.success_at[run.engine] = self.term.control.world.now
             for failure in CLEARS.get(run.outcome, ()):
-                streaks.pop(failure, None)
+                self._end(run.engine, failure)
             failed = FAILS.get(run.outcome)
             if failed is not None and not (doubted and failed in (F.CONNECTION, F.TIMEOUT)):
-                streaks[failed] += run.count
+                self._count(run, failed)
         reached = {(r.engine, FAILS[r.outcome]) for r in failures}
         reached = {(engine, failed) for engine, failed in reached if self.streaks[engine][failed] >= limit}
-        if not reached:
-            return
-        view = fleet.view(now=now)
+        if reached:
+            self._must_have_acted(reached)
+
+    def _must_have_acted(self, reached: set[tuple[str, FailureClass]]) -> None:
+        """On these engines, for failures of these classes (spec F3)."""
+        view = self.term.fleet.view(now=self.term.control.now())
         holds = {e.id: {h.kind for h in e.holds} for e in view.engines}
         for engine, failed in reached:
             if failed in VERIFIED and any(engine == on for on, _ in self.open):
                 continue  # counted, and nothing new begins while a probe runs on its account (spec F3)
+            producers = self.producers.get((engine, failed), {""})
+            if failed in VERIFIED and all(OUT & holds.get(p, set()) for p in producers):
+                continue  # whoever it could not read from has the hold, or is out (spec F7)
             wanted = {Hold.EJECTED} if failed in EJECTS else {Hold.EJECTED, Hold.VERIFICATION}
             if failed in EJECTS | VERIFIED and not wanted & holds[engine]:
                 raise Violation(

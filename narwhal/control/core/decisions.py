@@ -35,6 +35,7 @@ class Admission:
 
     engine: str
     identity: ProcessIdentity | None
+    met: tuple[tuple[str, str], ...] = ()  # producers and consumers between which its gate saw a transfer work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

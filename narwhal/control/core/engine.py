@@ -271,7 +271,7 @@ class Engine:
 
     def _forget(self) -> None:
         self.evidence.streaks.clear()
-        self.evidence.producers.clear()
+        self.evidence.forget_producers()
         self.evidence.stalls = 0
         self.evidence.timeout_is_stream = False
         self.misses = 0

@@ -48,6 +48,9 @@ CLEARED_BY_INFERENCE = frozenset({FailureClass.STREAM, FailureClass.INFERENCE_ST
 # Spec F7: failures of a decode leg that may be its producer's doing. A leg that was refused never came to read.
 REMEMBERS = frozenset({FailureClass.TIMEOUT, FailureClass.STREAM, FailureClass.INFERENCE_STATUS})
 
+# Of these, what happens after the first token: the handoff had been read.
+HAD_READ = frozenset({Outcome.STALLED, Outcome.STREAM_SILENT})
+
 # Spec F5: neither for nor against an engine.
 NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE})
 
@@ -94,6 +97,7 @@ class Evidence:
     timeout_is_stream: bool = False  # after a relapse of `timeout`, until it is cleared (spec F11)
     stalls: int = 0  # how many of the `stream` streak are missing progress (spec F10)
     producers: dict[str, int] = field(default_factory=dict)  # of failed decode legs → incarnation, newest last (F7)
+    unread: bool = False  # some failure of these classes was not one of reading from a remembered producer
     totals: dict[FailureClass, int] = field(default_factory=dict)  # counted since this process began
     last: dict[FailureClass, Seen] = field(default_factory=dict)
 
@@ -122,5 +126,10 @@ class Evidence:
         if FailureClass.TIMEOUT in ended:
             self.timeout_is_stream = False
         if not held and not REMEMBERS & self.streaks.keys():
-            self.producers.clear()
+            self.forget_producers()
         return bool(ended)
+
+    def forget_producers(self) -> None:
+        """The failures that they are remembered from are over."""
+        self.producers.clear()
+        self.unread = False

@@ -192,7 +192,12 @@ class Fleet:
 
     def next_due(self) -> float | None:
         """When `handle(Woke())` is wanted next, None for never. May lie in the past: then at once."""
-        dues = (self._picture.boundary, self._readmission.next_due(), self._drains.next_due())
+        dues = (
+            self._picture.boundary,
+            self._readmission.next_due(),
+            self._drains.next_due(),
+            self._suspicions.next_due(),
+        )
         return min((due for due in dues if due is not None), default=None)
 
     def _decide(self, event: Input, now: float) -> list[Decision]:
@@ -223,7 +228,7 @@ class Fleet:
                 decisions += self._reloaded(event.settings, now)
             case Woke():
                 decisions += self._readmission.tick(now=now, prompt_only=True)
-                decisions += self._drains.progress(now=now)
+                decisions += [*self._drains.progress(now=now), *self._suspicions.wake(now=now)]
         return decisions
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -373,6 +378,7 @@ class Fleet:
         self._suspicions.readmitted(engine, now=now)
         engine.admit(identity=decision.identity, ramp_s=self._settings.ramp_s, now=now)
         self._readmission.forget(engine.id)
+        self._suspicions.met(decision.met)
         return [telling.admitted(engine, first=first), *self._drift.admitted(engine, before=before)]
 
     def _forget(self, engine: str, now: float) -> None:

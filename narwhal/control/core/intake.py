@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.evidence import CLASS_OF, CLEARS, REMEMBERS, Seen
+from narwhal.control.core.evidence import CLASS_OF, CLEARS, HAD_READ, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.roles import Roles
@@ -103,22 +103,31 @@ class Intake:
             if at_fault:
                 return decisions
         decisions += self._roles.timed_out(run, now=now)
-        self._remember(run, engine, failure)
+        if failure in REMEMBERS:
+            decisions += self._read(run, engine, now=now)
         seen = _seen(proxy, run, now)
-        return [*decisions, *self._suspicions.failed(engine, failure, seen, count=run.count, now=now)]
+        decisions += self._suspicions.failed(engine, failure, seen, count=run.count, now=now)
+        if run.outcome is Outcome.STALLED:
+            decisions += self._suspicions.stalled(engine, seen, now=now)
+        return decisions
 
     def _contradicted(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
         limit = self._settings.stall_s if run.phase is Phase.DECODE else self._settings.silent_leg_s
         return not limit or self._witnesses.contradicts_stall(proxy, run.engine, limit_s=limit, now=now)
 
-    def _remember(self, run: Run, engine: Engine, failure: FailureClass) -> None:
-        """The producer of a failed decode leg, if it still is the process that produced (spec F7)."""
-        told = run.failure
-        if told is None or run.phase is not Phase.DECODE or failure not in REMEMBERS:
-            return
-        producer = self._engines.get(told.producer)
-        if producer is not None and producer is not engine and producer.incarnation == told.producer_incarnation:
-            engine.evidence.blame(producer.id, producer.incarnation)
+    def _read(self, run: Run, engine: Engine, *, now: float) -> list[Decision]:
+        """Remember the producer of a failed decode leg, if it still is the process that produced (spec F7)."""
+        told, producer = run.failure, None
+        if told is not None and run.phase is Phase.DECODE:
+            producer = self._engines.get(told.producer)
+        if told is None or producer is None or producer is engine or producer.incarnation != told.producer_incarnation:
+            engine.evidence.unread = True
+            return []
+        engine.evidence.blame(producer.id, producer.incarnation)
+        if run.outcome in HAD_READ:
+            engine.evidence.unread = True
+            return []
+        return self._suspicions.misread(engine, producer, count=run.count, now=now)
 
 
 def _seen(proxy: ProxyKey, run: Run, now: float) -> Seen:

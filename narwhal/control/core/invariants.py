@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.readmission import Gate
-from narwhal.control.core.suspicion import Suspicion
+from narwhal.control.core.suspect import Suspicion
 from narwhal.vocabulary import Hold
 
 SMALL = 50  # engines up to which everything is looked at after every step: 50 µs, less than the step itself

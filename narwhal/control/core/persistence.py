@@ -5,7 +5,7 @@ evidence are for people and are learnt anew.
 """
 
 from narwhal.control.core.engine import RAMP_START, SHUT, Drain, Engine, Held, Move, Standing, joining, ramp_from
-from narwhal.control.core.evidence import Evidence
+from narwhal.control.core.evidence import REMEMBERS, Evidence
 from narwhal.control.core.handoff import SavedCursor, SavedDrain, SavedEngine, SavedHold, SavedProxy, SavedRelapses
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.relapse import Relapses
@@ -108,6 +108,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
             stalls=saved.stalls,
             timeout_is_stream=saved.timeout_is_stream,
             producers=dict(saved.producers),
+            unread=bool(REMEMBERS & saved.streaks.keys()),
         ),
         relapses=Relapses(
             ejected_for=frozenset(relapses.ejected_for),

@@ -80,6 +80,7 @@ class Gate:
     number: int = 0
     answer_due: float | None = None  # None while other gates or transfers are waited for
     identity: ProcessIdentity | None = None  # as seen by this try
+    met: set[tuple[str, str]] = field(default_factory=set)  # who this try saw exchange KV: producer, consumer
     told: tuple[Check, Verdict, str] | None = None  # the failure told last: the same one again is not news
     back: Return | None = None  # the operator's wish that this try serves; it may be tried in spite of a drain
 
@@ -106,6 +107,8 @@ class Readmission:
 
     def ejected(self, engine: Engine, *, now: float) -> None:
         """Try an interval later; the interval doubles when the engine had only just come back (spec R3)."""
+        for gate in self.gates.values():  # what comes back may be another process
+            gate.met = {pair for pair in gate.met if engine.id not in pair}
         base = self._settings.readmit_interval_s
         interval = base
         back = engine.admitted_at
@@ -208,7 +211,7 @@ class Readmission:
         if engine.drain is not None and gate.back is None:
             return []
         self._rounds.leave(engine.id)
-        gate.identity = None
+        gate.identity, gate.met = None, set()
         return self._go(engine, gate, 0, now=now)
 
     def _go(self, engine: Engine, gate: Gate, row: int, *, now: float) -> list[Decision]:
@@ -274,7 +277,11 @@ class Readmission:
 
     def transferred(self, event: TransferAnswered, *, now: float) -> list[Decision]:
         """A transfer came back. Only for an answer that `expects` accepts."""
-        self._rounds.answered(event)
+        link = self._rounds.answered(event)
+        if link is not None:
+            for name in (link.producer, link.consumer):
+                if name in self.gates:
+                    self.gates[name].met.add((link.producer, link.consumer))
         return self._advance(now=now)
 
     def _advance(self, *, now: float) -> list[Decision]:
@@ -360,7 +367,7 @@ class Readmission:
         gate.at = None
         if back is None or not back.whole:
             engine.gate_ended(Verdict.PASS, "")
-            return [Admission(engine=engine.id, identity=gate.identity)]
+            return [_admission(engine.id, gate)]
         back.passed.add(engine.id)
         gate.at = len(GATE)
         if back.passed < back.members:
@@ -368,7 +375,7 @@ class Readmission:
         decisions: list[Decision] = []
         for name in sorted(back.members):
             self._engines[name].gate_ended(Verdict.PASS, "")
-            decisions.append(Admission(engine=name, identity=self.gates[name].identity))
+            decisions.append(_admission(name, self.gates[name]))
         return decisions
 
     def removed(self, engine: str) -> list[Decision]:
@@ -381,3 +388,7 @@ class Readmission:
         back.members.discard(engine)
         gone = CheckResult(verdict=Verdict.INCONCLUSIVE, detail="it is not the engine that was to come back any more")
         return self._not_back(back, engine, Check.HEALTH, gone) if back.whole else []
+
+
+def _admission(engine: str, gate: Gate) -> Admission:
+    return Admission(engine=engine, identity=gate.identity, met=tuple(sorted(gate.met)))

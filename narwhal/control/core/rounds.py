@@ -156,10 +156,13 @@ class Rounds:
         """Whether this is an answer that a trial waits for."""
         return (event.engine, event.number) in self._open
 
-    def answered(self, event: TransferAnswered) -> None:
-        """A transfer came back. Only for an answer that `expects` accepts; `step` says what follows."""
+    def answered(self, event: TransferAnswered) -> Link | None:
+        """A transfer came back; returns it when it worked. Only for an answer that `expects` accepts; `step` says what
+        follows."""
         trial, link, _ = self._open.pop((event.engine, event.number))
-        trial.answered(link, judged(event.produced, event.consumed))
+        seen = judged(event.produced, event.consumed)
+        trial.answered(link, seen)
+        return link if seen.fault is Fault.NONE else None
 
     def give_up(self, *, now: float) -> None:
         """Answers that never came say nothing."""

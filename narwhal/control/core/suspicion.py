@@ -4,8 +4,7 @@ Decides: when an engine is suspected, which probe finds out, and what its answer
 count as evidence, how a probe is made, or what an ejection brings about. Pure.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.asking import Asker
@@ -23,46 +22,15 @@ from narwhal.control.core.evidence import (
 )
 from narwhal.control.core.liveness import SILENCE
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
+from narwhal.control.core.readers import FailedReads
 from narwhal.control.core.settings import CoreSettings
+from narwhal.control.core.suspect import Suspicion
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
 
 # Spec H4: every counted failure brings the quarantine, but for this class.
 NO_QUARANTINE = frozenset({FailureClass.OVERLOAD})
 ASKED_FOR = "asked for by an operator"
 BLAMED = "blamed as producer"
-
-
-@dataclass(kw_only=True, slots=True)
-class Suspicion:
-    """What is being found out about one engine."""
-
-    action: Action  # the probe that decides
-    reason: str
-    classes: set[FailureClass] = field(default_factory=set)  # that reached the threshold
-    unfounded: bool = False  # no failure made it: a look at an engine that something other than failures spoke of
-    held: bool = False  # the verification hold is on for it; an operator's probe goes without
-    due: float | None = None  # next try; None while an answer is waited for
-    number: int = 0
-    answer_due: float = 0.0
-    probe: InferenceProbe | None = None
-    checking: str = ""  # the remembered producer that the open step asks about, after the suspect passed
-    to_check: dict[str, int] = field(default_factory=dict)  # remembered producers still to ask about → incarnation
-    blocked_by: frozenset[str] = frozenset()  # peers whose own failure made the last try inconclusive
-
-    @property
-    def open(self) -> bool:
-        """Whether an answer is waited for."""
-        return self.due is None
-
-    def words(self, *, now: float) -> str:
-        """What is being found out, for people."""
-        if self.checking:
-            return f"reading from {self.checking}, a producer of its failures"
-        # The hold that is on for it says why.
-        why = "" if self.held else f": {self.reason}"
-        if self.due is None:
-            return f"{self.action} under way{why}"
-        return f"{self.action} again in {max(0.0, self.due - now):.1f} s{why}"
 
 
 class Suspicions:
@@ -72,6 +40,7 @@ class Suspicions:
         self._settings = settings
         self._engines = engines
         self._asker = Asker(settings, engines)
+        self._reads = FailedReads()
         self.known: dict[str, Suspicion] = {}
 
     def configure(self, settings: CoreSettings) -> None:
@@ -123,11 +92,13 @@ class Suspicions:
         """Whether its failures all read from producers that are being found out about, or are out: such a failure
         counts, and is no word that the probe which the engine passed was wrong (spec F7)."""
         asked = {producer for s in self.known.values() for producer in (s.checking, *s.to_check)}
-        producers = engine.evidence.producers
+        return self._blameless(engine, lambda p: p in asked or p in self.known)
+
+    def _blameless(self, engine: Engine, doubted: Callable[[str], bool]) -> bool:
+        """Whether it remembers producers, and each of them is out, or `doubted`."""
+        producers = [p for p in engine.evidence.producers if p in self._engines]
         return bool(producers) and all(
-            p in asked or p in self.known or self._engines[p].standing is not Standing.IN_SERVICE
-            for p in producers
-            if p in self._engines
+            doubted(p) or self._engines[p].standing is not Standing.IN_SERVICE for p in producers
         )
 
     def at_threshold(self, engine: Engine) -> dict[FailureClass, Action]:
@@ -142,6 +113,9 @@ class Suspicions:
     def _reconsider(self, engine: Engine, *, now: float) -> list[Decision]:
         """Do what the classes at the threshold ask for, unless it is being done."""
         asked = self.at_threshold(engine)
+        if not engine.evidence.unread and self._blameless(engine, self._held):
+            # Its producers have the hold that these failures ask for (spec F7).
+            asked = {failure: action for failure, action in asked.items() if failure not in REMEMBERS}
         if not asked or engine.standing is not Standing.IN_SERVICE:
             return []
         action = next(a for a in URGENCY if a in asked.values())
@@ -157,9 +131,22 @@ class Suspicions:
         if suspicion is None:
             return self._suspect(engine, action, reason, set(asked), told=told, now=now)
         suspicion.classes |= asked.keys()
+        if suspicion.unheld and action is Action.INFERENCE_PROBE:
+            # What is open will do; the engine takes no new work meanwhile (spec F3).
+            return self._hold(engine, suspicion, reason, told=told, now=now)
         if suspicion.open or suspicion.action in (action, Action.INFERENCE_PROBE):
             return []
         return self._suspect(engine, action, reason, suspicion.classes, told=told, now=now)
+
+    def _held(self, engine: str) -> bool:
+        suspicion = self.known.get(engine)
+        return suspicion is not None and suspicion.held
+
+    def _hold(self, engine: Engine, suspicion: Suspicion, reason: str, *, told: str = "", now: float) -> list[Decision]:
+        """The verification hold. `told`: as in `telling.hold_placed`."""
+        suspicion.held, suspicion.unfounded, suspicion.reason = True, False, reason
+        engine.place(Hold.VERIFICATION, reason, now=now)
+        return [telling.hold_placed(engine, Hold.VERIFICATION, told)]
 
     def _suspect(
         self, engine: Engine, action: Action, reason: str, classes: set[FailureClass], *, told: str, now: float
@@ -169,11 +156,32 @@ class Suspicions:
         self.known[engine.id] = suspicion
         decisions: list[Decision] = []
         if action is Action.INFERENCE_PROBE:
-            suspicion.held = True
-            engine.place(Hold.VERIFICATION, reason, now=now)
-            decisions.append(telling.hold_placed(engine, Hold.VERIFICATION, told))
+            decisions += self._hold(engine, suspicion, reason, told=told, now=now)
             told = ""
         return decisions + self._try(engine, suspicion, told=told, now=now)
+
+    def stalled(self, engine: Engine, seen: Seen, *, now: float) -> list[Decision]:
+        """A leg, and with it every other of the engine, has had nothing for its silence limit (spec F10).
+
+        It counts as one failure. The third of them may never come, since new work avoids an engine whose legs do not
+        end (spec P3): so one is enough for an inference probe. The hold comes when a step of it has had no answer for a
+        monitor interval, or with the threshold.
+        """
+        suspicion = self.known.get(engine.id)
+        if engine.standing is not Standing.IN_SERVICE or (suspicion is not None and (suspicion.held or suspicion.open)):
+            return []
+        classes = suspicion.classes if suspicion is not None else set()
+        streak = {FailureClass.STREAM: engine.evidence.streaks.get(FailureClass.STREAM, 1)}
+        reason = telling.streak_words(streak, seen)
+        suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=reason, classes=classes, silent=True)
+        self.known[engine.id] = suspicion
+        return self._try(engine, suspicion, told=telling.failure_words(seen), now=now)
+
+    def misread(self, reader: Engine, producer: Engine, *, count: int, now: float) -> list[Decision]:
+        """`count` decode legs of `reader` failed with handoffs of `producer`; maybe those of others did, too."""
+        self._reads.failed(producer.id, reader.id, count=count, now=now)
+        reason = self._reads.common(producer, self._engines, self._settings.eject_after, now=now)
+        return self.blame(producer.id, producer.incarnation, reason, now=now) if reason else []
 
     def blame(self, producer: str, incarnation: int, reason: str, *, now: float) -> list[Decision]:
         """A producer whose handoff a working engine could not read: hold, evidence, a probe of its own (spec F7)."""
@@ -196,13 +204,32 @@ class Suspicions:
 
     def tick(self, *, now: float) -> list[Decision]:
         """Open the probes that are due; give up on answers that never came."""
-        decisions: list[Decision] = []
+        decisions = self.wake(now=now)
         for engine_id, suspicion in list(self.known.items()):
             engine = self._engines[engine_id]
             if suspicion.open and now >= suspicion.answer_due:
                 decisions += self._lost(engine, suspicion, now=now)
             elif suspicion.due is not None and now >= suspicion.due:
                 decisions += self._try(engine, suspicion, told="again", now=now)
+        return decisions
+
+    def next_due(self) -> float | None:
+        """When `wake` is wanted."""
+        return min((due for s in self.known.values() if (due := self._hold_due(s)) is not None), default=None)
+
+    def _hold_due(self, suspicion: Suspicion) -> float | None:
+        """When an engine that is silent to its legs has been silent to a probe for long enough."""
+        if not suspicion.silent or not suspicion.unheld:
+            return None
+        return suspicion.asked_at + self._settings.monitor_interval_s
+
+    def wake(self, *, now: float) -> list[Decision]:
+        """Hold the engines whose probes are not answered either (spec F10)."""
+        decisions: list[Decision] = []
+        for engine_id, suspicion in self.known.items():
+            due = self._hold_due(suspicion)
+            if due is not None and now >= due:
+                decisions += self._hold(self._engines[engine_id], suspicion, suspicion.reason, now=now)
         return decisions
 
     def ask(self, engine: Engine, *, why: str = ASKED_FOR, now: float) -> list[Decision]:
@@ -262,7 +289,7 @@ class Suspicions:
 
     def _ask(self, engine: Engine, suspicion: Suspicion, step: Step, *, now: float) -> list[Decision]:
         effect, suspicion.answer_due = self._asker.step(engine, step, now=now)
-        suspicion.number = effect.number
+        suspicion.number, suspicion.asked_at = effect.number, now
         return [effect]
 
     def _doubted(self, engine: Engine) -> bool:
@@ -332,10 +359,8 @@ class Suspicions:
         if probe.verdict is Verdict.FAIL and suspicion.unfounded and not suspicion.classes and _silent(probe.last):
             # Nothing spoke against it before: it may as well be control that has just been cut off from engines, which
             # a sweep will have told (spec L4) when it is asked again.
-            suspicion.unfounded, suspicion.held = False, True
-            suspicion.reason = f"{suspicion.reason}, then {probe.detail}"
-            engine.place(Hold.VERIFICATION, suspicion.reason, now=now)
-            decisions += [telling.hold_placed(engine, Hold.VERIFICATION), *self._again(engine, suspicion, now=now)]
+            decisions += self._hold(engine, suspicion, f"{suspicion.reason}, then {probe.detail}", now=now)
+            decisions += self._again(engine, suspicion, now=now)
         elif probe.verdict is Verdict.FAIL:
             reason = f"{suspicion.reason}, then {probe.detail}"
             decisions.append(Ejection(engine=engine.id, cause=Cause.INFERENCE_PROBE, reason=reason))
@@ -357,12 +382,16 @@ class Suspicions:
             classes |= {FailureClass.TIMEOUT}
         engine.relapses.watch(suspicion.classes & classes, now=now, window_s=self._settings.relapse_window_s)
         engine.evidence.clear(classes)
-        engine.evidence.producers.clear()
+        engine.evidence.forget_producers()
         engine.count()
         suspicion.held, suspicion.classes = False, set()
         decisions: list[Decision] = []
         for kind in (Hold.VERIFICATION, Hold.QUARANTINE):
             decisions += self._lift(engine, kind, "inference probe passed")
+        for other in self._engines.values():
+            # Who waited for this engine to be the one to blame.
+            if engine.id in other.evidence.producers:
+                decisions += self._reconsider(other, now=now)
         return decisions + self._check_next(engine, suspicion, now=now)
 
     def _check_next(self, engine: Engine, suspicion: Suspicion, *, now: float) -> list[Decision]:
@@ -438,6 +467,7 @@ class Suspicions:
     def _out(self, engine: str, *, now: float) -> None:
         """Nothing is open about it any more, and who only waited for it is tried again at once."""
         self.known.pop(engine, None)
+        self._reads.forget(engine)
         for other in self.known.values():
             if engine in other.blocked_by and other.due is not None:
                 other.due = min(other.due, now)
@@ -448,18 +478,28 @@ class Suspicions:
         engine.relapses.watch(engine.relapses.ejected_for, now=now, window_s=window)
         engine.relapses.ejected_for = frozenset()
 
+    def met(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Transfers that worked at the gate, by producer and consumer, between engines that are in service now: their
+        processes have shaken hands (spec V13)."""
+        for pair in pairs:
+            if all(name in self._engines and self._engines[name].standing is Standing.IN_SERVICE for name in pair):
+                self._asker.met(*pair)
+
     def restore(self, engine: Engine, *, now: float) -> None:
         """An engine in service of a saved handoff: go on where it was, at the next pass."""
         held = engine.holds.get(Hold.VERIFICATION)
         asked = self.at_threshold(engine)
+        silent = engine.evidence.stalls > 0
         if held is not None:
             action, reason = Action.INFERENCE_PROBE, held.reason
+        elif silent:
+            action, reason = Action.INFERENCE_PROBE, telling.in_a_row({FailureClass.STREAM: engine.evidence.stalls})
         elif Action.HEALTH_PROBE in asked.values():
             action, reason = Action.HEALTH_PROBE, "taken over"
         else:
             return
         self.known[engine.id] = Suspicion(
-            action=action, reason=reason, classes=set(asked), held=held is not None, due=now
+            action=action, reason=reason, classes=set(asked), silent=silent, held=held is not None, due=now
         )
 
 

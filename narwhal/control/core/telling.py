@@ -32,6 +32,12 @@ def silent(sweeps: int) -> str:
     return f"silent in {sweeps} {'sweep' if sweeps == 1 else 'sweeps in a row'}"
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names: `d1`, `d1 and d2`, `d1, d2 and d3`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def streak_words(streaks: Mapping[FailureClass, int], last: Seen | None) -> str:
     """Streaks, and the kind of the newest failure: `3 stream failures in a row (stream cut)`. What was seen in full is
     said once, where it is acted upon, and is shown with the evidence."""

@@ -1,0 +1,142 @@
+"""Engines that give nothing: one silent leg is enough to be asked about (spec F10)."""
+
+from typing import Any
+
+import pytest
+
+from narwhal.control.core.events import EventKind, ProbeCommand, ProbeInference, Record, Woke
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage
+from tests.core.rig import OTHER, Rig, decode, of, only, prefill
+
+C = FailureClass
+
+
+def two_and_two(**settings: Any) -> Rig:
+    engines = (prefill("p1", pinned=True), prefill("p2", pinned=True))
+    return Rig(*engines, decode("d1", pinned=True), decode("d2", pinned=True), liveness_every=0, **settings)
+
+
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize(("engine", "phase"), [("p1", Phase.PREFILL), ("d1", Phase.DECODE)])
+def test_one_silent_leg_counts_once_and_asks_for_a_probe_without_a_hold(engine: str, phase: Phase) -> None:
+    rig = two_and_two()
+    step = only(rig.report(engine, Outcome.STALLED, detail="nothing came for 30.2 s"), ProbeInference)
+    suspect = step.producer if phase is Phase.PREFILL else step.consumer
+    assert suspect is not None
+    assert suspect.engine == engine
+    assert (rig.holds(engine), rig.streaks(engine)) == (set(), {C.STREAM: 1})
+    (begun,) = rig.records(EventKind.PROBE_STARTED)
+    assert begun.message == (
+        f"engine {engine}: inference probe begins ({phase} leg: stalled (nothing came for 30.2 s), on edge/0)"
+    )
+    rig.works(step)
+    assert (rig.holds(engine), rig.streaks(engine)) == (set(), {})
+
+
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize("engine", ["p1", "d1"])
+def test_a_probe_that_has_no_answer_for_an_interval_brings_the_hold(engine: str) -> None:
+    rig = two_and_two(monitor_interval_s=2.0)
+    step = only(rig.report(engine, Outcome.STALLED), ProbeInference)
+    asked_at = rig.now
+    assert rig.fleet.next_due() == asked_at + 2.0
+    rig.now += 1.99
+    rig.send(Woke())
+    assert rig.holds(engine) == set()
+    rig.now = asked_at + 2.0
+    placed = rig.send(Woke())
+    assert rig.holds(engine) == {Hold.VERIFICATION}
+    assert [r.message for r in placed if isinstance(r, Record) and r.kind is EventKind.HOLD_PLACED] == [
+        f"engine {engine}: verification hold: 1 stream failure (stalled)"
+    ]
+    assert rig.fleet.next_due() is None
+    rig.works(step)
+    assert rig.holds(engine) == set()
+
+
+@pytest.mark.rule("F10")
+def test_a_monitor_pass_brings_the_hold_as_well() -> None:
+    rig = two_and_two()
+    rig.report("d1", Outcome.STALLED)
+    rig.now += 1.0
+    rig.tick(Stage.HEALTH)
+    assert rig.holds("d1") == {Hold.VERIFICATION}
+
+
+@pytest.mark.rule("F10", "F6")
+def test_the_probe_of_a_silent_leg_ejects_like_any_other() -> None:
+    rig = two_and_two()
+    step = only(rig.report("p1", Outcome.STALLED), ProbeInference)
+    rig.answer_step(step, Outcome.PREFILL_TIMEOUT, None)
+    assert rig.holds("p1") == {Hold.EJECTED}
+    (ejected,) = rig.records(EventKind.ENGINE_EJECTED)
+    assert "1 stream failure (stalled), then" in ejected.message
+
+
+@pytest.mark.rule("F10")
+def test_each_step_has_an_interval_of_its_own() -> None:
+    rig = Rig(prefill("p1"), prefill("p2"), decode("d1"), decode("d2"), liveness_every=0)
+    first = only(rig.report("d1", Outcome.STALLED), ProbeInference)
+    rig.now += 0.9
+    second = only(rig.works(first), ProbeInference)
+    rig.now += 0.9
+    rig.send(Woke())
+    assert rig.holds("d1") == set()
+    rig.works(second)
+    rig.now += 5
+    rig.send(Woke())
+    assert (rig.holds("d1"), rig.fleet.next_due()) == (set(), None)
+
+
+@pytest.mark.rule("F10", "F3")
+def test_the_third_silent_leg_brings_the_hold_while_the_probe_of_the_first_is_open() -> None:
+    rig = two_and_two()
+    step = only(rig.report("d1", Outcome.STALLED), ProbeInference)
+    rig.report("d1", Outcome.STALLED)
+    assert rig.holds("d1") == set()
+    assert not of(rig.report("d1", Outcome.STALLED), ProbeInference)  # one at a time
+    assert rig.holds("d1") == {Hold.VERIFICATION}
+    rig.works(step)
+    assert (rig.holds("d1"), rig.streaks("d1")) == (set(), {})
+
+
+@pytest.mark.rule("F3")
+def test_failures_bring_the_hold_while_an_operators_probe_is_open() -> None:
+    rig = two_and_two()
+    step = only(rig.send(ProbeCommand(engine="d1")), ProbeInference)
+    rig.report("d1", Outcome.STREAM_CUT, count=3)
+    assert rig.holds("d1") == {Hold.VERIFICATION}
+    rig.now += 1.0
+    rig.works(step)
+    assert rig.holds("d1") == set()
+
+
+@pytest.mark.rule("F10")
+def test_an_operators_probe_that_is_slow_brings_no_hold() -> None:
+    rig = two_and_two()
+    rig.send(ProbeCommand(engine="d1"))
+    assert rig.fleet.next_due() is None
+    rig.now += 5.0
+    rig.tick(Stage.HEALTH)
+    assert rig.holds("d1") == set()
+
+
+@pytest.mark.rule("F10")
+def test_a_leg_that_is_contradicted_asks_for_nothing() -> None:
+    rig = two_and_two(stall_s=3.0)
+    rig.report("d1", Outcome.STREAM_COMPLETE, proxy=OTHER)
+    assert not of(rig.report("d1", Outcome.STALLED), ProbeInference)
+
+
+@pytest.mark.rule("F10", "S1")
+def test_whoever_takes_over_asks_again() -> None:
+    """The leg was told of, and is told of no more."""
+    before = two_and_two()
+    before.report("p1", Outcome.STALLED)
+    rig = Rig(*before.settings.engines, saved=before.saved(), liveness_every=0)
+    step = only(rig.tick(Stage.HEALTH), ProbeInference)
+    assert step.producer is not None
+    assert step.producer.engine == "p1"
+    rig.now += 1.0
+    rig.send(Woke())
+    assert rig.holds("p1") == {Hold.VERIFICATION}
