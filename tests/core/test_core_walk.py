@@ -42,7 +42,7 @@ from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.invariants import SMALL, InvariantBrokenError, check
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.control.core.survey import Survey
-from narwhal.control.core.suspicion import Suspicion
+from narwhal.control.core.suspect import Suspicion
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Hold, Outcome, Phase, Stage, Verdict
 from tests.core.rig import NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
