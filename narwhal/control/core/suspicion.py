@@ -1,10 +1,10 @@
-"""From evidence to a verdict: thresholds, holds, probes, relapse, blame (spec F3, F6, F7, F11, H4).
+"""From evidence to a verdict: holds, probes, blame (spec F3, F6, F7).
 
 Decides: when an engine is suspected, which probe finds out, and what its answer leads to. It cannot see: which reports
 count as evidence, how a probe is made, or what an ejection brings about. Pure.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.asking import Asker
@@ -14,9 +14,7 @@ from narwhal.control.core.events import HealthAnswered, InferenceAnswered, Recor
 from narwhal.control.core.evidence import (
     CLEARED_BY_HEALTH,
     CLEARED_BY_INFERENCE,
-    REMEMBERS,
     URGENCY,
-    VERDICT_OF,
     Action,
     Seen,
 )
@@ -25,10 +23,9 @@ from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict
 from narwhal.control.core.readers import FailedReads
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspect import Suspicion
+from narwhal.control.core.thresholds import Thresholds
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
 
-# Spec H4: every counted failure brings the quarantine, but for this class.
-NO_QUARANTINE = frozenset({FailureClass.OVERLOAD})
 ASKED_FOR = "asked for by an operator"
 BLAMED = "blamed as producer"
 
@@ -42,10 +39,11 @@ class Suspicions:
         self._asker = Asker(settings, engines)
         self._reads = FailedReads()
         self.known: dict[str, Suspicion] = {}
+        self._thresholds = Thresholds(settings, engines, self.known)
 
     def configure(self, settings: CoreSettings) -> None:
         """The fleet file changed. Open probes go on as they were asked."""
-        self._settings = self._asker.settings = settings
+        self._settings = self._asker.settings = self._thresholds.settings = settings
 
     # --- evidence comes in --------------------------------------------------------------------------------------------
 
@@ -56,66 +54,14 @@ class Suspicions:
         before = engine.evidence.streaks.get(failure, 0)
         engine.evidence.add(failure, seen, count)
         engine.count()
-        decisions: list[Decision] = []
-        if failure not in NO_QUARANTINE and self._settings.failure_quarantine_s > 0:
-            decisions += self._quarantine(engine, failure, now=now)
+        decisions = self._thresholds.quarantine(engine, failure, now=now)
         if before < self._settings.eject_after <= before + count:
-            decisions += self._reached(engine, failure, now=now)
+            decisions += self._thresholds.reached(engine, failure, now=now)
         return decisions + self._reconsider(engine, now=now)
-
-    def _quarantine(self, engine: Engine, failure: FailureClass, *, now: float) -> list[Decision]:
-        fresh = Hold.QUARANTINE not in engine.holds
-        due = now + self._settings.failure_quarantine_s
-        engine.place(Hold.QUARANTINE, f"after a failure ({failure})", now=now, due=due)
-        return [telling.hold_placed(engine, Hold.QUARANTINE)] if fresh else []
-
-    def _reached(self, engine: Engine, failure: FailureClass, *, now: float) -> list[Decision]:
-        """A class reached the threshold: was it so a moment ago already? (spec F11)"""
-        evidence, window = engine.evidence, self._settings.relapse_window_s
-        # Suspicions of missing progress are no relapses (spec F10).
-        real = evidence.streaks[failure] - (evidence.stalls if failure is FailureClass.STREAM else 0)
-        if real < self._settings.eject_after or not engine.relapses.is_relapse(failure, now=now):
-            return []
-        if failure in REMEMBERS and self._explained(engine):
-            return []
-        due = engine.relapses.begin(now=now, window_s=window)
-        if failure is FailureClass.TIMEOUT:
-            evidence.timeout_is_stream = True
-        reason = f"{failure} again within {window:g} s of having been cleared"
-        engine.place(Hold.RELAPSE, reason, now=now, due=due)
-        return [
-            telling.relapsed(engine.id, failure, reason, due - now),
-            telling.hold_placed(engine, Hold.RELAPSE),
-        ]
-
-    def _explained(self, engine: Engine) -> bool:
-        """Whether its failures all read from producers that are being found out about, or are out: such a failure
-        counts, and is no word that the probe which the engine passed was wrong (spec F7)."""
-        asked = {producer for s in self.known.values() for producer in (s.checking, *s.to_check)}
-        return self._blameless(engine, lambda p: p in asked or p in self.known)
-
-    def _blameless(self, engine: Engine, doubted: Callable[[str], bool]) -> bool:
-        """Whether it remembers producers, and each of them is out, or `doubted`."""
-        producers = [p for p in engine.evidence.producers if p in self._engines]
-        return bool(producers) and all(
-            doubted(p) or self._engines[p].standing is not Standing.IN_SERVICE for p in producers
-        )
-
-    def at_threshold(self, engine: Engine) -> dict[FailureClass, Action]:
-        """The classes at the threshold and what each asks for (spec F3, F11)."""
-        asked = {}
-        for failure, streak in engine.evidence.streaks.items():
-            if streak >= self._settings.eject_after:
-                stream = failure is FailureClass.TIMEOUT and engine.evidence.timeout_is_stream
-                asked[failure] = VERDICT_OF[FailureClass.STREAM if stream else failure]
-        return asked
 
     def _reconsider(self, engine: Engine, *, now: float) -> list[Decision]:
         """Do what the classes at the threshold ask for, unless it is being done."""
-        asked = self.at_threshold(engine)
-        if not engine.evidence.unread and self._blameless(engine, self._held):
-            # Its producers have the hold that these failures ask for (spec F7).
-            asked = {failure: action for failure, action in asked.items() if failure not in REMEMBERS}
+        asked = self._thresholds.asked(engine)
         if not asked or engine.standing is not Standing.IN_SERVICE:
             return []
         action = next(a for a in URGENCY if a in asked.values())
@@ -137,10 +83,6 @@ class Suspicions:
         if suspicion.open or suspicion.action in (action, Action.INFERENCE_PROBE):
             return []
         return self._suspect(engine, action, reason, suspicion.classes, told=told, now=now)
-
-    def _held(self, engine: str) -> bool:
-        suspicion = self.known.get(engine)
-        return suspicion is not None and suspicion.held
 
     def _hold(self, engine: Engine, suspicion: Suspicion, reason: str, *, told: str = "", now: float) -> list[Decision]:
         """The verification hold. `told`: as in `telling.hold_placed`."""
@@ -451,7 +393,7 @@ class Suspicions:
     def ejected(self, engine: Engine, *, now: float) -> None:
         """The engine is out."""
         # Kept apart from the streaks: a health 200 at the gate ends some of these before the engine is back.
-        engine.relapses.ejected_for = frozenset(self.at_threshold(engine))
+        engine.relapses.ejected_for = frozenset(self._thresholds.of(engine))
         self._out(engine.id, now=now)
 
     def removed(self, engine: str, *, now: float) -> None:
@@ -488,7 +430,7 @@ class Suspicions:
     def restore(self, engine: Engine, *, now: float) -> None:
         """An engine in service of a saved handoff: go on where it was, at the next pass."""
         held = engine.holds.get(Hold.VERIFICATION)
-        asked = self.at_threshold(engine)
+        asked = self._thresholds.of(engine)
         silent = engine.evidence.stalls > 0
         if held is not None:
             action, reason = Action.INFERENCE_PROBE, held.reason
