@@ -92,3 +92,65 @@ def test_epochs_out_of_order_are_no_history() -> None:
     document["epochs"] = list(reversed(document["epochs"]))
     with pytest.raises(HistoryError, match="epochs must rise"):
         from_document(document)
+
+
+def test_an_epoch_is_written_whole_and_its_end_changes_nothing_but_the_end() -> None:
+    history = History().began(epoch(4)).ended(4, at=150.0, ending=Ending.MOVED, reason="epoch 9 was seen")
+    assert to_document(history) == {
+        "schema": "narwhal.history",
+        "schema_version": 1,
+        "epochs": [
+            {
+                "epoch": 4,
+                "holder": "a",
+                "address": "a:1",
+                "began_at": 100.0,
+                "ended_at": 150.0,
+                "ending": "moved",
+                "reason": "epoch 9 was seen",
+            }
+        ],
+    }
+
+
+def test_what_nobody_told_says_so_and_only_a_known_end_is_kept() -> None:
+    words = "its holder did not say; the lease ran out, or was freed with the process"
+    history = History().began(epoch(1)).ended(1, at=150.0, ending=Ending.SWITCHED, reason="by hand")
+    history = history.began(epoch(2, "b")).began(epoch(5, "c"), before=epoch(4, "d", None))
+    assert [(e.epoch, e.ending, e.reason) for e in history.epochs] == [
+        (1, Ending.SWITCHED, "by hand"),
+        (2, Ending.UNTOLD, words),
+        (4, Ending.UNTOLD, words),
+        (5, Ending.LASTS, ""),
+    ]
+    # Who led last, as the lease says, is of no use when it is not between what is known and what begins.
+    for other in (1, 5, 6, 9):
+        assert history.began(epoch(6), before=epoch(other, "x")).epochs == history.began(epoch(6)).epochs
+
+
+def test_the_newest_yield_is_the_one_that_counts() -> None:
+    history = History().began(epoch(1)).ended(1, at=100.0, ending=Ending.YIELDED, reason="degraded")
+    history = history.began(epoch(2)).ended(2, at=160.0, ending=Ending.YIELDED, reason="degraded")
+    assert history.began(epoch(3)).since_yield_s(wall=200.0) == 40.0
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_epochs_begin_at_one(number: int) -> None:
+    with pytest.raises(ValueError, match=f"^epoch must be at least 1, got {number}$"):
+        epoch(number)
+    document = dict(to_document(History().began(epoch(1))))
+    document["epochs"][0]["epoch"] = number
+    with pytest.raises(HistoryError, match=rf"^epochs\[0\]: epoch must be at least 1, got {number}$"):
+        from_document(document)
+
+
+@pytest.mark.parametrize("schema", ["narwhal.history", "other"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_both_the_schema_and_its_version_must_be_known(schema: str, version: int) -> None:
+    document = {"schema": schema, "schema_version": version, "epochs": []}
+    if (schema, version) == ("narwhal.history", 1):
+        assert from_document(document) == History()
+        return
+    with pytest.raises(HistoryError) as refused:
+        from_document(document)
+    assert str(refused.value) == f"unknown schema {schema!r}, version {version}"

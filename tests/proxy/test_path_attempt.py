@@ -1,5 +1,7 @@
 """The machine of one request, the seats and the queue: pure, `now` is a literal."""
 
+from collections.abc import Callable
+
 import pytest
 
 from narwhal.proxy.admission import Admission, RetryBudget, Waiting
@@ -199,6 +201,112 @@ def test_what_the_machine_does_not_allow_changes_nothing() -> None:
         machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=1.0, wait_s=0.1)
     machine.cancelled()
     assert machine.state is State.DONE
+
+
+def reached(state: State) -> Attempt:
+    machine = attempt(THREE)
+    if state is State.DONE:
+        machine.cancelled()
+    elif state is not State.NEW:
+        machine.begin()
+    if state in (State.HELD, State.DECODE):
+        machine.prefilled("p1", 1.0)
+    if state is State.DECODE:
+        machine.dispatched()
+    if state is State.BACKOFF:
+        refused(machine)
+    assert machine.state is state
+    return machine
+
+
+def refused(machine: Attempt, *, now: float = 1.0, wait_s: float = 0.1) -> Backoff | Fail | StartLeg | Pass:
+    return machine.leg_failed("p1", LegEnd(Outcome.REFUSED), output=False, now=now, wait_s=wait_s)
+
+
+ILLEGAL: list[tuple[State, Callable[[Attempt], object], str]] = [
+    (State.NEW, Attempt.dispatched, "new → decode"),
+    (State.NEW, lambda m: m.expired(1.0, 0.1), "no handoff is held in state new"),
+    (State.NEW, Attempt.resume, "nothing to resume in state new"),
+    (State.NEW, refused, "no leg runs in state new"),
+    (State.PREFILL, Attempt.dispatched, "prefill → decode"),
+    (State.PREFILL, lambda m: m.expired(1.0, 0.1), "no handoff is held in state prefill"),
+    (State.PREFILL, Attempt.resume, "nothing to resume in state prefill"),
+    (State.HELD, lambda m: m.prefilled("p2", 2.0), "held → held"),
+    (State.DECODE, lambda m: m.prefilled("p2", 2.0), "decode → held"),
+    (State.DECODE, Attempt.dispatched, "decode → decode"),
+    (State.DECODE, lambda m: m.expired(1.0, 0.1), "no handoff is held in state decode"),
+    (State.BACKOFF, lambda m: m.prefilled("p2", 2.0), "backoff → held"),
+    (State.BACKOFF, refused, "no leg runs in state backoff"),
+    (State.DONE, Attempt.begin, "done → prefill"),
+    (State.DONE, Attempt.answered, "done → done"),
+    (State.DONE, lambda m: m.unplaced(Fault.NO_ENGINES), "done → done"),
+]
+
+
+@pytest.mark.parametrize(("state", "do", "words"), ILLEGAL, ids=[words for _, _, words in ILLEGAL])
+def test_what_is_not_allowed_says_in_which_state(state: State, do: Callable[[Attempt], object], words: str) -> None:
+    machine = reached(state)
+    with pytest.raises(IllegalTransition) as illegal:
+        do(machine)
+    assert (str(illegal.value), machine.state) == (words, state)
+
+
+@pytest.mark.parametrize("state", State)
+def test_each_state_is_of_a_phase_and_in_each_the_client_may_leave(state: State) -> None:
+    machine = reached(state)
+    assert machine.phase is (Phase.DECODE if state in (State.HELD, State.DECODE) else Phase.PREFILL)
+    machine.cancelled()
+    assert machine.state is State.DONE
+
+
+@pytest.mark.parametrize(("state", "phase"), [(State.PREFILL, Phase.PREFILL), (State.HELD, Phase.DECODE)])
+def test_a_leg_that_nobody_can_take_ends_the_request_in_its_phase(state: State, phase: Phase) -> None:
+    assert reached(state).unplaced(Fault.SATURATED) == Fail(Fault.SATURATED, phase)
+
+
+@pytest.mark.rule("V4")
+def test_an_engine_that_failed_in_passing_is_avoided_from_then_on() -> None:
+    machine = attempt(THREE)
+    assert machine.avoid(machine.begin(), "p9") == StartLeg(Phase.PREFILL, 1, frozenset({"p9"}), False)
+    step = machine.prefilled("p1", 1.0)
+    assert step.avoid == {"p1", "p9"}
+    assert machine.avoid(step, "d9").avoid == {"p1", "p9", "d9"}
+    machine.expired(30.0, 0.1)
+    assert machine.resume().avoid == {"p9", "d9"}
+
+
+@pytest.mark.rule("V3")
+def test_a_backoff_must_end_before_the_deadline_and_one_that_does_not_costs_no_credit() -> None:
+    for wait_s, credits in ((0.5, 10.0), (0.25, 9.0)):
+        budget = RetryBudget(10.0)
+        machine = Attempt(THREE, budget, 5.0)
+        machine.begin()
+        again = refused(machine, now=4.5, wait_s=wait_s)
+        assert again == (Backoff(4.75) if wait_s < 0.5 else Fail(Fault.UPSTREAM, Phase.PREFILL))
+        assert (budget.credits, budget.denied) == (credits, 0)
+
+
+@pytest.mark.rule("V9")
+def test_an_idle_connection_that_was_closed_under_a_prefill_leg_is_a_failure_like_any_other() -> None:
+    machine = attempt()
+    machine.begin()
+    closed = LegEnd(Outcome.RESET, idle_closed=True)
+    step = machine.leg_failed("p1", closed, output=False, now=1.0, wait_s=0.1)
+    assert step == Fail(Fault.UPSTREAM, Phase.PREFILL)
+
+
+@pytest.mark.rule("V4", "V6")
+def test_a_handoff_that_expires_is_a_retry_as_long_as_attempts_are_left() -> None:
+    machine = attempt(THREE)
+    machine.begin()
+    for retries in (1, 2):
+        machine.prefilled("p1", 10.0)
+        assert machine.expired(40.0, 0.25) == Backoff(40.25)
+        assert machine.retries == retries
+        assert machine.resume().attempt == retries + 1
+    machine.prefilled("p1", 50.0)
+    assert machine.expired(80.0, 0.25) == Fail(Fault.UPSTREAM_TIMEOUT, Phase.DECODE)
+    assert (machine.number, machine.retries) == (3, 2)
 
 
 # --- seats and queue ---

@@ -83,24 +83,33 @@ def _record(kind: Any, value: Any, path: str) -> Any:
     decoded = {name: decode(hint, given[name], f"{below}{name}") for name, hint in hints.items()}
     try:
         return kind(**decoded)
-    except CodecError:
-        raise
     except ValueError as error:
         raise CodecError(f"{path}: {error}" if path else str(error)) from error
 
 
 def _scalar(kind: type, value: Any, path: str) -> Any:
     if issubclass(kind, StrEnum):
+        word = _expect(str, value, path)
         try:
-            return kind(_expect(str, value, path))
+            return kind(word)
         except ValueError:
-            raise CodecError(f"{path}: unknown {kind.__name__} {value!r}") from None
+            raise CodecError(f"{path}: unknown {kind.__name__} {word!r}") from None
     if kind is float:
-        number = value if isinstance(value, float) else float(_expect(int, value, path, "a number"))
+        number = _number(value, path)
         if not math.isfinite(number):
-            raise CodecError(f"{path}: must be finite, got {value}")
+            raise CodecError(f"{path}: must be finite, got {number}")
         return number
     return _expect(kind, value, path)
+
+
+def _number(value: Any, path: str) -> float:
+    if isinstance(value, float):
+        return value
+    whole = _expect(int, value, path, "a number")
+    try:
+        return float(whole)
+    except OverflowError:  # JSON has integers of any length
+        return math.inf if whole > 0 else -math.inf
 
 
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}

@@ -125,9 +125,11 @@ class Drains:
         for engine, drain in self._drained():
             if drain.whole:
                 drain.whole = False
-                if Hold.MAINTENANCE in engine.holds:
+                if engine.shut:
                     engine.lift(Hold.MAINTENANCE)
-                engine.place(Hold.DRAIN, drain.reason, now=now)
+                    engine.place(Hold.DRAIN, drain.reason, now=now)
+                else:  # maintenance had yet to take it out
+                    self._take_out(engine, drain, now=now)
                 decisions.append(telling.drain_changed(engine.id, "stays drained, the fleet's maintenance is over"))
         return decisions
 
@@ -180,6 +182,7 @@ class Drains:
         """Maintenance takes the engines out once nothing runs any more."""
         closing = [(e, d) for e, d in self._drained() if d.whole and not e.shut]
         if not closing:
+            self._quiet_since = None
             return []
         if any(self._busy(p) for p in self._proxies.known()) or self._closed is None:
             self._quiet_since = None

@@ -101,7 +101,7 @@ class Evidence:
     totals: dict[FailureClass, int] = field(default_factory=dict)  # counted since this process began
     last: dict[FailureClass, Seen] = field(default_factory=dict)
 
-    def add(self, failure: FailureClass, seen: Seen, count: int = 1) -> None:
+    def add(self, failure: FailureClass, seen: Seen, count: int) -> None:
         """`count` failures of one class, and of no other (spec F1)."""
         self.streaks[failure] = self.streaks.get(failure, 0) + count
         self.totals[failure] = self.totals.get(failure, 0) + count
