@@ -2,7 +2,8 @@
 
 import pytest
 
-from narwhal.control.core.events import DrainCommand, EventKind, PassEnded, StageFailure
+from narwhal.control.core.events import DrainCommand, EventKind, PassEnded, Record, StageFailure
+from narwhal.control.core.monitor import Monitor
 from narwhal.vocabulary import Outcome, Phase, Stage
 from tests.core.rig import Rig, decode, prefill
 
@@ -110,3 +111,41 @@ def test_changes_of_readiness_are_told_once() -> None:
     for _ in range(5):
         rig.run_pass()
     assert rig.kinds().count(EventKind.NOT_READY) == 2  # before the first engine joined, and now
+
+
+def told_by(monitor: Monitor, *passes: PassEnded) -> list[Record]:
+    return [effect for ended in passes for effect in monitor.pass_ended(ended, now=0.0) if isinstance(effect, Record)]
+
+
+def stage_failed(stage: str, error: str = "OSError") -> Record:
+    message = f"stage {stage} failed: {error}: no"
+    return Record(kind=EventKind.STAGE_FAILED, message=message, fields={"stage": stage, "class": error})
+
+
+@pytest.mark.rule("M2", "M5", "M6")
+def test_what_people_read_of_a_failing_monitor() -> None:
+    monitor = Monitor(failure_limit=2)
+    assert told_by(monitor, bad(Stage.LIVENESS, Stage.HANDOFF)) == [stage_failed("liveness"), stage_failed("handoff")]
+    assert told_by(monitor, bad(Stage.LIVENESS)) == [
+        Record(
+            kind=EventKind.MONITOR_DEGRADED,
+            message=f"{DEGRADED}, after 2 failed passes in a row; admission is closed",
+            fields={"stage": "liveness", "class": "OSError"},
+        )
+    ]
+    # The same failure after a pass without it is news again; that monitoring is degraded is none.
+    assert told_by(monitor, bad(Stage.HANDOFF)) == [stage_failed("handoff")]
+    recovered = Record(kind=EventKind.MONITOR_RECOVERED, message=f"recovered from {DEGRADED}")
+    assert told_by(monitor, GOOD) == [recovered]
+    assert monitor.degraded == ""
+    assert told_by(monitor, GOOD, bad(Stage.HANDOFF)) == [stage_failed("handoff")]
+
+
+@pytest.mark.rule("M5")
+def test_another_limit_holds_from_the_next_pass_on() -> None:
+    monitor = Monitor(failure_limit=5)
+    told_by(monitor, bad(Stage.LIVENESS), bad(Stage.LIVENESS))
+    monitor.configure(failure_limit=3)
+    assert monitor.degraded == ""
+    told_by(monitor, bad(Stage.LIVENESS))
+    assert monitor.degraded == DEGRADED

@@ -31,6 +31,7 @@ def test_one_good_answer_begins_the_count_anew() -> None:
 @pytest.mark.rule("M8")
 def test_a_degraded_active_yields_to_a_standby_that_is_fit() -> None:
     assert refusal(ACTIVE, HEIR) == ""
+    assert refusal(ACTIVE, replace(HEIR, copy_age_s=30.0)) == ""  # the bound itself is not too old
 
 
 @pytest.mark.rule("M8")
@@ -39,16 +40,28 @@ def test_a_degraded_active_yields_to_a_standby_that_is_fit() -> None:
     [
         (replace(ACTIVE, degraded=""), HEIR, "it is control-ready"),
         (replace(ACTIVE, since_yield_s=0.0), HEIR, "the lease was yielded 0 s ago, and is at most once in 60 s"),
-        (replace(ACTIVE, since_yield_s=59.4), HEIR, "the lease was yielded 59 s ago"),
-        (ACTIVE, replace(HEIR, problem="the handoff has another set of engines"), "b would not take over: the handoff"),
+        (
+            replace(ACTIVE, since_yield_s=59.4),
+            HEIR,
+            "the lease was yielded 59 s ago, and is at most once in 60 s",
+        ),
+        (
+            ACTIVE,
+            replace(HEIR, problem="the handoff has another set of engines"),
+            "b would not take over: the handoff has another set of engines",
+        ),
         (ACTIVE, replace(HEIR, copy_epoch=0), "b has no copy of the state handoff"),
         (ACTIVE, replace(HEIR, copy_epoch=6), "b has the state handoff of epoch 6, not of 7"),
-        (ACTIVE, replace(HEIR, copy_age_s=30.1), "b has a state handoff that is 30.1 s old, more than the 30 s"),
+        (
+            ACTIVE,
+            replace(HEIR, copy_age_s=30.1),
+            "b has a state handoff that is 30.1 s old, more than the 30 s of standby.max_handoff_age_s",
+        ),
         (ACTIVE, replace(HEIR, proven=False), "b has not proven that it can write to the store"),
     ],
 )
 def test_everything_else_is_refused_with_the_reason(active: Holder, heir: Heir, words: str) -> None:
-    assert refusal(active, heir).startswith(words)
+    assert refusal(active, heir) == words
 
 
 @pytest.mark.rule("M8")

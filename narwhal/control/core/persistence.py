@@ -4,6 +4,8 @@ Decides: what a takeover must know of an engine, and what of it memory may lose:
 evidence are for people and are learnt anew.
 """
 
+from dataclasses import replace
+
 from narwhal.control.core.engine import RAMP_START, SHUT, Drain, Engine, Held, Move, Standing, joining, ramp_from
 from narwhal.control.core.evidence import REMEMBERS, Evidence
 from narwhal.control.core.handoff import SavedCursor, SavedDrain, SavedEngine, SavedHold, SavedProxy, SavedRelapses
@@ -90,7 +92,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
     """The engine as it was; joining under its old counters when its address has changed since (spec R8)."""
     relapses = saved.relapses
     engine = Engine(
-        spec=spec,
+        spec=replace(spec, url=saved.url),
         role=spec.role if spec.pinned else saved.role,
         role_since=None if saved.role_age_s is None else now - saved.role_age_s,
         incarnation=saved.incarnation,

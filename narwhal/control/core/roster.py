@@ -75,8 +75,7 @@ class Roster:
 
     def _remove(self, engine: Engine) -> Change:
         self._retire(engine)
-        if engine.incarnation:
-            self._incarnations[engine.id] = engine.incarnation
+        self._incarnations[engine.id] = engine.incarnation
         words = "removed from the fleet"
         return Change(kind=EventKind.ENGINE_REMOVED, engine=engine.id, words=words, anew=True, gone=engine)
 
