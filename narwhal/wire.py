@@ -22,7 +22,10 @@ LONGEST_TEXT = 1000  # characters of a sentence for operators; what is longer is
 
 
 class WireError(ValueError):
-    """The peer's message makes no sense."""
+    """The peer's message makes no sense. What it says of it is bounded, however long the peer's names are."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message[:LONGEST_TEXT])
 
 
 _PHASES = {Phase.PREFILL: placement_pb2.PHASE_PREFILL, Phase.DECODE: placement_pb2.PHASE_DECODE}
@@ -216,7 +219,7 @@ def _run_from_wire(message: outcome_pb2.OutcomeRun) -> Run:
             status=message.failure.status,
             detail=message.failure.detail[:LONGEST_TEXT],
             request_id=message.failure.request_id[:LONGEST_NAME],
-            elapsed_s=message.failure.elapsed_s,
+            elapsed_s=_seconds(message.failure.elapsed_s, "a leg"),
         )
     _at_most(message.count, "a run")
     try:
@@ -289,10 +292,11 @@ def _measures_from_wire(message: outcome_pb2.LegMeasures) -> LegMeasures:
         raise WireError(str(error)) from error
 
 
-def _span_from_wire(measured_s: float) -> float:
-    if not isfinite(measured_s) or measured_s < 0:
-        raise WireError(f"measures cannot be taken over {measured_s} seconds")
-    return measured_s
+def _seconds(took_s: float, what: str) -> float:
+    """Refuses what is no span of time: no journal could hold it."""
+    if not isfinite(took_s) or took_s < 0:
+        raise WireError(f"{what} cannot take {took_s} seconds")
+    return took_s
 
 
 def batch_to_wire(batch: Batch) -> outcome_pb2.ReportBatch:
@@ -326,5 +330,5 @@ def batch_from_wire(message: outcome_pb2.ReportBatch) -> Batch:
             retried=counts.retried,
         ),
         measures=tuple(_measures_from_wire(m) for m in message.measures),
-        measured_s=_span_from_wire(message.measured_s),
+        measured_s=_seconds(message.measured_s, "measuring"),
     )

@@ -93,7 +93,10 @@ class VllmNixl:
         if not isinstance(descriptor, dict):
             raise HandoffUnusable(f"no {HANDOFF_FIELD} object")
         check_descriptor(descriptor)
-        return Handoff(orjson.dumps(descriptor))
+        try:
+            return Handoff(orjson.dumps(descriptor))
+        except orjson.JSONEncodeError:  # it reads to a depth of 1024, and writes to one of 254
+            raise HandoffUnusable(f"{HANDOFF_FIELD} is nested too deeply") from None
 
     def decode_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
         """The client's own bytes with the handoff as one more member at the end."""

@@ -7,6 +7,7 @@ control connection, no descriptor, no resolver; or an engine that has no time (4
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -28,6 +29,8 @@ from narwhal.vocabulary import Check, Outcome, Verdict
 
 BUSY = frozenset({408, 429})
 SHOWN = 200  # bytes of an engine's own words, to operators
+LONGEST_DETAIL = 1000  # characters of what a check says, however much the engine did
+LONGEST_VERSION = 200  # characters; it is part of every state handoff
 
 
 class Failed(Exception):
@@ -147,7 +150,9 @@ async def run_check(client: EngineClient, request: RunCheck, clock: Clock) -> Ch
         incarnation=request.incarnation,
         number=request.number,
         check=request.check,
-        result=CheckResult(verdict=verdict, detail=detail, latency_s=latency_s, identity=passed.identity),
+        result=CheckResult(
+            verdict=verdict, detail=detail[:LONGEST_DETAIL], latency_s=latency_s, identity=passed.identity
+        ),
     )
 
 
@@ -160,10 +165,12 @@ async def _healthy(client: EngineClient, request: RunCheck) -> str:
 
 def _models(body: bytes) -> set[str]:
     try:
-        listed = orjson.loads(body)["data"]
-        return {str(model["id"]) for model in listed}
+        served = {model["id"] for model in orjson.loads(body)["data"]}
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise Failed("GET /v1/models answered something else than a list of models") from None
+        served = {None}
+    if not all(isinstance(name, str) for name in served):
+        raise Failed("GET /v1/models answered something else than a list of models")
+    return served
 
 
 def _completed(body: bytes) -> bool:
@@ -216,7 +223,10 @@ def _equal(wanted: Any, given: Any) -> bool:
 
 
 def _json(value: Any) -> str:
-    return orjson.dumps(value, default=dict).decode()[:SHOWN]
+    try:
+        return orjson.dumps(value, default=dict).decode()[:SHOWN]
+    except orjson.JSONEncodeError:  # lists in lists: read to a depth of 1024, written to one of 254
+        return "nested too deeply"
 
 
 def _named_process(document: Mapping[str, Any]) -> ProcessIdentity:
@@ -239,9 +249,11 @@ async def identify(client: EngineClient, url: str, *, timeout_s: float) -> Proce
         if answer.status != 200:
             raise Failed(f"GET {path} answered {answer.status}")
     try:
-        named = str(orjson.loads(version.body)["version"])
+        named = orjson.loads(version.body)["version"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise Failed("GET /version answered something else than a version") from None
+        named = None
+    if not isinstance(named, str) or len(named) > LONGEST_VERSION:
+        raise Failed("GET /version answered something else than a version")
     return ProcessIdentity(version=named, started_at=_started_at(metrics.body))
 
 
@@ -249,9 +261,12 @@ def _started_at(metrics: bytes) -> float:
     for line in metrics.split(b"\n"):
         if line.startswith(b"process_start_time_seconds"):
             try:
-                return float(line.rsplit(None, 1)[1])
+                started_at = float(line.rsplit(None, 1)[1])
             except (ValueError, IndexError):
                 break
+            if not isfinite(started_at):  # is no instant, equals nothing, and no document can hold it
+                break
+            return started_at
     raise Failed("GET /metrics has no process_start_time_seconds")
 
 

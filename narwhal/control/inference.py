@@ -188,7 +188,7 @@ class _Transfer:
         """Streams a completion to its end. Each silence is bounded, and all of them together."""
         leg = _Leg("decode", self._clock)
         bound_s = self._request.silence_s
-        stream, pace = _Stream(), _Pace(self._clock)
+        stream, pace = ProbedStream(), _Pace(self._clock)
         try:
             async with (
                 asyncio.timeout(bound_s * (self._request.tokens + 1)),
@@ -205,12 +205,13 @@ class _Transfer:
                         break
                     if stream.token:  # what comes before the first token is no progress
                         silence.reschedule(asyncio.get_running_loop().time() + bound_s)
+                stream.complete()
         except (aiohttp.ClientError, OSError) as error:
             return _interrupted(leg, stream, self._client.told(leg.what, error, bound_s))
         return leg.seen(stream.outcome, f"{leg.what}: {stream.words}", status=200, pace=pace)
 
 
-def _interrupted(leg: _Leg, stream: "_Stream", nothing: NoAnswer) -> LegSeen:
+def _interrupted(leg: _Leg, stream: "ProbedStream", nothing: NoAnswer) -> LegSeen:
     """The stream's end when the connection, or our patience, ended it."""
     outcome = nothing.outcome
     if outcome is Outcome.READ_TIMEOUT:
@@ -242,8 +243,9 @@ class _Pace:
         return (self._last[0] - self._first[0]) / steps, steps
 
 
-class _Stream:
-    """What a stream has come to so far. `outcome` and `words` are how it ended, if nothing follows."""
+class ProbedStream:
+    """What a stream has come to so far. `outcome` and `words` are how it ended, if nothing follows. It judges as a
+    proxy's relay does: an engine must not fail its probes for what it serves clients with."""
 
     def __init__(self) -> None:
         self.begun = False  # the response's head has come
@@ -270,6 +272,11 @@ class _Stream:
         if not self._over and len(self._buffer) > LARGEST_ANSWER:
             self._end(Outcome.STREAM_MALFORMED, "an event without an end")
         return self._over
+
+    def complete(self) -> None:
+        """The engine has ended its answer. The marker needs no blank line then: nothing can follow it."""
+        if not self._over and classify(self._buffer, token_seen=self.token) is Event.MARKER:
+            self._take(self._buffer)
 
     def _take(self, event: bytes) -> None:
         kind = classify(event, token_seen=self.token)

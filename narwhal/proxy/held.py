@@ -10,9 +10,14 @@ from urllib.parse import urlsplit
 from narwhal.placement import HIGHEST_EPOCH, Placement
 from narwhal.vocabulary import NotReady, Phase
 
+LONGEST_REASON = 1000  # characters
+
 
 class Refused(ValueError):
-    """The placement offered is not applied; the text is the reason that control is told."""
+    """The placement offered is not applied; the text is the reason that control is told, bounded whatever it sent."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:LONGEST_REASON])
 
 
 class Outdated(Refused):

@@ -436,8 +436,16 @@ async def test_a_drain_survives_a_reload_and_healthy_sweeps(served: Engines, med
             assert [h.kind for h in (await status_of(process, "d0")).holds] == ["drain"]
 
 
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    inner: list[Any] = []
+    for _ in range(depth - 1):
+        inner = [inner]
+    return inner
+
+
 @pytest.mark.rule("R7")
-@pytest.mark.parametrize("document", ["right", "other build", "other process", "no process", "not there"])
+@pytest.mark.parametrize("document", ["right", "other build", "too deep", "other process", "no process", "not there"])
 async def test_attestation_is_matched_field_by_field_and_names_the_process(
     served: Engines, medium: Medium, document: str
 ) -> None:
@@ -446,6 +454,7 @@ async def test_attestation_is_matched_field_by_field_and_names_the_process(
     served.documents = {
         "right": good,
         "other build": {**good, "build": "b2", "flags": {"kv": 1}},
+        "too deep": {**good, "build": nested(300)},
         "other process": {**good, "process": {"version": "1", "started_at": 1.0}},
         "no process": contract,
     }
@@ -470,6 +479,7 @@ async def test_attestation_is_matched_field_by_field_and_names_the_process(
             "right": "matches the contract, names version 1 started at 1000.000",
             "other build": 'the document does not match the contract: build is "b2", asked for is "a1"; '
             "flags.kv is 1, asked for is true",
+            "too deep": 'the document does not match the contract: build is nested too deeply, asked for is "a1"',
             "other process": "the document names version 1 started at 1.000, version 1 started at 1000.000 runs",
             "no process": "the document names no process: `process` must have `version` and `started_at`",
             "not there": "GET attestation document answered 404",

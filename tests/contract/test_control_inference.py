@@ -9,7 +9,7 @@ import pytest_asyncio
 from narwhal.clock import RealClock
 from narwhal.control.core.events import InferenceAnswered, LegSeen, ProbeInference, Target
 from narwhal.control.engine_client import EngineClient, ProbeSettings
-from narwhal.control.inference import probe_inference
+from narwhal.control.inference import ProbedStream, probe_inference
 from narwhal.sim.options import EngineOptions
 from narwhal.sim.testing import SimEngine, sim_engines
 from narwhal.vocabulary import Outcome
@@ -94,6 +94,15 @@ async def test_without_a_producer_one_engine_completes_alone(client: EngineClien
     answer = await probe(client, consumer)
     assert (answer.produced, ended(answer.consumed)) == (None, Outcome.STREAM_COMPLETE)
     assert producer.requests() == []
+
+
+@pytest.mark.rule("F6")
+@pytest.mark.parametrize(("end", "outcome"), [(b"data: [DONE]", "stream_complete"), (b"data: [DO", "stream_cut")])
+def test_a_probe_judges_the_end_of_a_stream_as_proxies_do(end: bytes, outcome: str) -> None:
+    stream = ProbedStream()
+    assert not stream.feed(b'data: {"choices": [{"text": "a"}]}\n\n' + end)
+    stream.complete()  # nothing can follow: a marker needs no blank line
+    assert stream.outcome == outcome
 
 
 PREFILL = [

@@ -121,7 +121,21 @@ async def test_another_model_fails_the_model_check_and_what_is_served_is_named(a
     assert (await asked.check(f"{served.base}/e", Check.MODEL)).detail == "serves no model, not tiny"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"data": 3}', b'{"data": [{}]}', b"\xff"])
+NO_MODELS = [
+    *(b"", b"[]", b"{", b'{"data": 3}', b'{"data": [{}]}', b"\xff", b'{"data": [{"id": 3}]}'),
+    b'{"data": [{"id": %b}]}' % (b"[" * 1000 + b"]" * 1000),  # too deep to be made text of
+]
+
+
+async def test_what_a_check_says_is_bounded_however_much_the_engine_says(asked: Asked, served: Engines) -> None:
+    served.models["e"] = [f"model-{number:06}" for number in range(10_000)]
+    result = await asked.check(f"{served.base}/e", Check.MODEL)
+    assert result.verdict is Verdict.FAIL
+    assert result.detail.startswith("serves model-000000, model-000001, ")
+    assert len(result.detail) == 1000
+
+
+@pytest.mark.parametrize("body", NO_MODELS, ids=range(len(NO_MODELS)))
 async def test_a_list_of_models_that_is_none_fails(body: bytes, asked: Asked) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with raw(head + body) as url:
@@ -266,7 +280,15 @@ async def test_the_process_identity_is_version_and_start_of_the_process(asked: A
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     answer = await asked.health(url, identity=True)
     assert answer.identity == ProcessIdentity(version="0.32.0", started_at=1.7e9)
-    for path, body in ((b"/metrics", b"nothing of the kind"), (b"/version", b"[]")):
+    for path, body in (
+        (b"/metrics", b"nothing of the kind"),
+        # No instants: they equal nothing, and a state handoff that held one could not be read again.
+        (b"/metrics", b"process_start_time_seconds nan\n"),
+        (b"/metrics", b"process_start_time_seconds -Inf\n"),
+        (b"/version", b"[]"),
+        (b"/version", b'{"version": {"a": 1}}'),
+        (b"/version", b'{"version": "%b"}' % (b"x" * 201)),  # it would be part of every state handoff
+    ):
         kept, answers[path] = answers[path], body
         answer = await asked.health(url, identity=True)
         assert (answer.outcome, answer.identity) == (None, None)

@@ -115,7 +115,10 @@ def test_a_malformed_field_is_named(field: str, value: Any) -> None:
         b'{"kv_transfer_params": {"do_remote_prefill": true}}',
         b'{"kv_transfer_params": {"do_remote_prefill": true, "do_remote_decode": NaN}}',
         b"[" * 100_000,
+        # Can be read, and cannot be written again.
+        answer(unknown=ABSENT)[:-2] + b',"unknown":' + b"[" * 300 + b"]" * 300 + b"}}",
     ],
+    ids=range(14),
 )
 def test_an_answer_without_a_usable_handoff(body: bytes) -> None:
     with pytest.raises(HandoffUnusable):

@@ -130,16 +130,33 @@ def test_a_report_comes_back_as_it_went(found: tuple[Run, ...], sequence: int, c
     assert wire.batch_from_wire(outcome_pb2.ReportBatch.FromString(data)) == batch
 
 
+CUT: dict[str, object] = {"engine_id": "e", "phase": 1, "outcome": 22, "count": 1}
+
+
+def test_a_refusal_is_bounded_however_long_the_names_are_that_it_quotes() -> None:
+    held = Placement(epoch=1, version=1, closed="maintenance")
+    change = placement_pb2.Change(epoch=1, base_version=1, version=2, removed=["x" * 50_000])
+    with pytest.raises(wire.WireError, match="change removes unknown engine x") as refused:
+        wire.apply_change(held, change, now=0.0)
+    assert len(str(refused.value)) == 1000
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [
         ({"sequence": 0}, "sequence"),
+        ({"proxy": {"id": "x" * 257, "boot": 1}}, "at most 256"),
         ({"proxy": {}}, "id and a boot"),
         ({"runs": [{"engine_id": "e", "phase": 1, "outcome": 0, "count": 1}]}, "unknown outcome 0"),
         ({"runs": [{"engine_id": "e", "phase": 1, "outcome": 99, "count": 1}]}, "unknown outcome 99"),
         ({"runs": [{"engine_id": "e", "phase": 0, "outcome": 1, "count": 1}]}, "unknown phase 0"),
         ({"runs": [{"engine_id": "e", "phase": 1, "outcome": 1, "count": 0}]}, "at least one"),
         ({"runs": [{"engine_id": "e", "phase": 1, "outcome": 22, "count": 2, "failure": {}}]}, "run of one"),
+        # A journal that held one could not be replayed.
+        *(
+            ({"runs": [{**CUT, "failure": {"elapsed_s": took}}]}, f"a leg cannot take {took}")
+            for took in (float("nan"), float("inf"), -1.0)
+        ),
     ],
 )
 def test_a_report_that_makes_no_sense_is_refused(message: dict[str, object], says: str) -> None:

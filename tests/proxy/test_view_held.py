@@ -62,6 +62,12 @@ def test_strange_engines_are_refused_with_the_reason(engines: tuple[EngineEntry,
     assert held.order == (1, 1)
 
 
+def test_the_reason_that_control_is_told_is_bounded_however_long_its_names_are() -> None:
+    with pytest.raises(Refused, match="engine xxxx") as refused:
+        Held().offer(placement(1, 2, entry("x" * 50_000, url="nonsense")), now=1.0)
+    assert len(str(refused.value)) == 1000
+
+
 @pytest.mark.case("D9", "J1")
 def test_an_empty_fleet_is_applied_only_when_it_is_meant() -> None:
     held = Held()
