@@ -18,7 +18,11 @@ from narwhal.vocabulary import Hold, Outcome
 
 LOOK_EVERY_S = 0.25  # bounds how late any of it is noticed
 # How a stream that has given nothing ends, by what it was waiting for.
-SILENT = {LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT, LegKind.STREAM: Outcome.STREAM_SILENT}
+SILENT = {
+    LegKind.LOAD: Outcome.FIRST_TOKEN_TIMEOUT,
+    LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
+    LegKind.STREAM: Outcome.STREAM_SILENT,
+}
 # Spec V12: at least and at most so long, whatever the engine names.
 DETOUR_LEAST_S, DETOUR_MOST_S = 1.0, 30.0
 
@@ -104,7 +108,7 @@ class Vigil:
         """Seconds of silence that are suspicious; 0: none. Before the first token its deadline is what counts."""
         if kind is LegKind.STREAM:
             return stall_s
-        return 0.0 if kind is LegKind.FIRST_TOKEN else silent_leg_s
+        return 0.0 if kind in SILENT else silent_leg_s
 
     # --- engines to step around ---
 
