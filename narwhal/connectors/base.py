@@ -37,6 +37,7 @@ class ClientRequest:
     stream: bool
     fields: dict[str, Any]
     raw: bytes  # the body that decode legs get, but for the handoff: the client's own bytes where that is possible
+    several: bool = False  # whether more than one choice is asked for
 
 
 Handoff = NewType("Handoff", bytes)  # a checked KV handoff: the descriptor as JSON, whole
@@ -58,6 +59,10 @@ class Connector(Protocol):
 
     def decode_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
         """The body of the decode leg that uses `handoff`."""
+
+    def load_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
+        """The body by which a decode engine reads `handoff` into its own cache and does no more: one choice of one
+        token, not streamed."""
 
     def known_tokens(self, request: ClientRequest) -> int | None:
         """The tokens of the prompt, where the client sent it as tokens."""

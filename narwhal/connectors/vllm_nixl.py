@@ -18,8 +18,8 @@ CLIENT_MAY_NOT_SEND = frozenset({HANDOFF_FIELD, "ec_transfer_params"})
 # vLLM merges this mapping into the same place as the handoff, so the same names are removed inside of it.
 EXTRA_ARGS_FIELD = "vllm_xargs"
 
-# Fields of the client that a prefill leg does not get: it makes one token and does not stream.
-NOT_FOR_PREFILL = ("stream_options", "min_tokens")
+# Fields of the client that a request of one token, not streamed, does not get.
+NOT_FOR_ONE_TOKEN = ("stream_options", "min_tokens")
 
 BYTES_PER_TOKEN = 4
 
@@ -62,26 +62,20 @@ class VllmNixl:
             raise BadRequest("stream must be true or false", "stream")
         if route is Route.COMPLETIONS:
             _one_prompt(fields.get("prompt"))
+        if fields.get("use_beam_search") not in (None, False):
+            # Of a beam search engines keep no KV for others, and the missing handoff would count against them.
+            raise BadRequest("use_beam_search is not served: its KV cannot be handed over", "use_beam_search")
         raw = body
         if not CLIENT_MAY_NOT_SEND.isdisjoint(fields) or _steers(fields.get(EXTRA_ARGS_FIELD)):
             fields = _without_transfer_fields(fields)
             raw = _dumped(fields)
-        return ClientRequest(route, model, bool(stream), fields, raw)
+        return ClientRequest(route, model, bool(stream), fields, raw, _count(fields.get("n")) > 1)
 
     def prefill_body(self, request: ClientRequest) -> bytes:
         """The body of a prefill leg: one token, not streamed, its KV kept for another engine."""
-        fields = request.fields
-        body = {**fields, "stream": False, "max_tokens": 1, HANDOFF_FIELD: ASK_FOR_HANDOFF}
-        for name in NOT_FOR_PREFILL:
-            body.pop(name, None)
         # A prefill of several choices keeps the KV of each, and answers with the handoff of one: nobody could read the
-        # others, and they would stay pinned until their leases end. What is no count is the engine's to refuse.
-        count = fields.get("n")
-        if type(count) is int and count > 1:
-            body["n"] = 1
-        if request.route is Route.CHAT and fields.get("max_completion_tokens") is not None:
-            body["max_completion_tokens"] = 1
-        return _dumped(body)
+        # others, and they would stay pinned until their leases end.
+        return _dumped({**_of_one_token(request), HANDOFF_FIELD: ASK_FOR_HANDOFF})
 
     def handoff(self, answer: bytes) -> Handoff:
         """The KV handoff in the body of a prefill's 200. Raises HandoffUnusable."""
@@ -103,6 +97,14 @@ class VllmNixl:
         raw = request.raw
         # What was parsed as an object that has a `model` ends in a brace and is not empty.
         return b'%b,"kv_transfer_params":%b}' % (raw[: raw.rindex(b"}")], handoff)
+
+    def load_body(self, request: ClientRequest, handoff: Handoff) -> bytes:
+        """What a decode engine is asked before a request of several choices.
+
+        It reads a handoff once for each choice, and the producer frees it after the first. Choices that begin later,
+        because the engine had no room for all at once, would read what is others' by then, and be answered with 200.
+        """
+        return b'%b,"kv_transfer_params":%b}' % (_dumped(_of_one_token(request))[:-1], handoff)
 
     def known_tokens(self, request: ClientRequest) -> int | None:
         """The tokens of the prompt, where the client sent it as tokens."""
@@ -158,6 +160,28 @@ def check_descriptor(descriptor: dict[str, Any]) -> None:
     for group in groups:
         if not isinstance(group, list) or (group and (set(map(type, group)) != {int} or min(group) < 0)):
             raise HandoffUnusable("remote_block_ids is not made of lists of non-negative integers")
+
+
+def _of_one_token(request: ClientRequest) -> dict[str, Any]:
+    """The client's fields, of a request for one choice of one token that is not streamed."""
+    fields = request.fields
+    body = {**fields, "stream": False, "max_tokens": 1}
+    for name in NOT_FOR_ONE_TOKEN:
+        body.pop(name, None)
+    if request.several:
+        body["n"] = 1
+    if request.route is Route.CHAT and fields.get("max_completion_tokens") is not None:
+        body["max_completion_tokens"] = 1
+    return body
+
+
+def _count(value: Any) -> int:
+    """The choices that an engine understands by this `n`, which takes numbers as text, too. 1 for what is no count:
+    that is the engine's to refuse."""
+    try:
+        return int(value) if isinstance(value, int | float | str) else 1
+    except (ValueError, OverflowError):
+        return 1
 
 
 def _the_prompt(request: ClientRequest) -> Any:

@@ -189,6 +189,12 @@ class Attempt:
         """The handoff is about to be written to a decode engine; it can never be sent again."""
         self._move(State.DECODE)
 
+    def loaded(self) -> None:
+        """The decode engine has read the handoff into its cache: the producer has no part in what follows."""
+        if self.state is not State.DECODE:
+            raise IllegalTransition(f"no handoff was sent in state {self.state}")
+        self._producer = ""
+
     def expired(self, now: float, wait_s: float) -> Step:
         """The handoff grew too old before it could be sent: the attempt ends, no engine is to blame. `wait_s`: how long
         to wait before another one."""
@@ -220,7 +226,7 @@ class Attempt:
             self._extra = 1
             return self._prefill()
         if not output and end.outcome in RETRIED and (end.status < 500 or end.status in RETRIED_STATUSES):
-            self._failed |= {engine} if phase is Phase.PREFILL else {engine, self._producer}
+            self._failed |= {engine, self._producer} if self._producer else {engine}
             again = self._again(now, wait_s)
             if again is not None:
                 return again

@@ -17,7 +17,7 @@ from narwhal.vocabulary import Phase
 # A stream that flows gives one sample in this time, and one at its end for the rest.
 SAMPLE_S = 5.0
 # What has had no first token yet; of an answer that is not streamed nobody sees it.
-_WAITS = frozenset({LegKind.PREFILL, LegKind.FIRST_TOKEN})
+_WAITS = frozenset({LegKind.PREFILL, LegKind.LOAD, LegKind.FIRST_TOKEN})
 
 
 def _nobody() -> Iterable[Watched]:

@@ -13,6 +13,7 @@ class LegKind(StrEnum):
 
     PREFILL = "prefill"
     COUNT = "count"  # of a prompt's tokens, on a prefill engine
+    LOAD = "load"  # the one token with which a decode engine has read a handoff for several choices
     ANSWER = "answer"  # a non-streaming decode answer
     FIRST_TOKEN = "first_token"  # a decode stream before its first token
     STREAM = "stream"  # a decode stream after its first token
@@ -32,6 +33,7 @@ OUTCOMES: dict[Seen, dict[LegKind, Outcome]] = {
     Seen.CLOSED_DURING: {
         LegKind.PREFILL: Outcome.ANSWER_CUT,
         LegKind.COUNT: Outcome.ANSWER_CUT,
+        LegKind.LOAD: Outcome.ANSWER_CUT,
         LegKind.ANSWER: Outcome.ANSWER_CUT,
         LegKind.FIRST_TOKEN: Outcome.STREAM_CUT,
         LegKind.STREAM: Outcome.STREAM_CUT,
@@ -39,6 +41,7 @@ OUTCOMES: dict[Seen, dict[LegKind, Outcome]] = {
     Seen.LATE: {
         LegKind.PREFILL: Outcome.PREFILL_TIMEOUT,
         LegKind.COUNT: Outcome.READ_TIMEOUT,
+        LegKind.LOAD: Outcome.FIRST_TOKEN_TIMEOUT,
         LegKind.ANSWER: Outcome.READ_TIMEOUT,
         LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
         LegKind.STREAM: Outcome.STREAM_SILENT,

@@ -30,13 +30,17 @@ from narwhal.proxy.vigil import Watched
 from narwhal.proxy.witness import Leg
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
+# The end of the request id that engines get: the phase, but for requests that are not the leg itself.
 PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
+NAMES = {LegKind.COUNT: b"count", LegKind.LOAD: b"load"}
 RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 
 _OK = 200
 _UNAVAILABLE = 503
 # The result of a decode leg whose handoff grew too old to be sent (spec V6): nothing was, and nobody is to blame.
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
+# An answer with status 200 that is none.
+GIVEN_UP = LegEnd(Outcome.ANSWER_CUT, detail="the engine gave the answer up (finish reason abort)")
 
 log = structlog.get_logger(__name__)
 
@@ -242,7 +246,11 @@ class Relay:
         kind = LegKind.FIRST_TOKEN if self._request.stream else LegKind.ANSWER
         leg = Leg(entry, Phase.DECODE, kind, shared.clock.monotonic())
         self._first_pull = shared.legs.pairs.first(producer, entry)
-        result = await self._run(leg, step, shared.connector.decode_body(self._request, handoff))
+        if self._request.several:
+            load = shared.connector.load_body(self._request, handoff)
+            result = await self._run(leg, step, self._request.raw, load)
+        else:
+            result = await self._run(leg, step, shared.connector.decode_body(self._request, handoff))
         self._read()
         if result is EXPIRED:
             now = shared.clock.monotonic()
@@ -255,8 +263,7 @@ class Relay:
             self._measure()
             return self._attempt.answered()
         if isinstance(result, Answer) and result.status == _OK and answer_given_up(result.body):
-            detail = "the engine gave the answer up (finish reason abort)"
-            return self._failed(leg, LegEnd(Outcome.ANSWER_CUT, detail=detail))
+            return self._failed(leg, GIVEN_UP)
         if isinstance(result, Answer) and result.status == _OK:
             shared.witness.succeeded(leg, Outcome.ANSWER_COMPLETE)
             shared.measuring.answered(leg, shared.clock.monotonic(), tokens_said(result.body, OUTPUT_TOKENS))
@@ -294,20 +301,15 @@ class Relay:
             ),
         )
 
-    async def _run(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
-        """Run a leg to its end, with its residency around it."""
+    async def _run(self, leg: Leg, step: StartLeg, body: bytes, load: bytes = b"") -> Result:
+        """Run a leg to its end, with its residency around it. `load`: what the engine is asked before, to have the
+        handoff in its own cache."""
         shared, entry = self._shared, leg.entry
         shared.inflight.begin(entry.id, self._tokens)
         try:
-            connection = None if step.fresh else shared.legs.reuse(entry.url)
-            result = await (
-                self._fresh(leg, step, body) if connection is None else self._send(connection, leg, step, body)
-            )
-            if isinstance(result, LegEnd) and result.idle_closed:
-                shared.legs.drop_idle(entry.url)
-                if leg.phase is Phase.PREFILL:
-                    result = await self._fresh(leg, step, body)
-            return result
+            if load and (failed := await self._load(leg, step, load)) is not None:
+                return failed
+            return await self._ask(leg, step, body)
         except asyncio.CancelledError:
             if (connection := self._running) is not None:
                 connection.abort()
@@ -323,6 +325,36 @@ class Relay:
                 self._flow = None
             shared.inflight.end(entry.id, self._tokens)
 
+    async def _ask(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
+        """One request of a leg to its engine."""
+        shared, entry = self._shared, leg.entry
+        connection = None if step.fresh else shared.legs.reuse(entry.url)
+        result = await (self._fresh(leg, step, body) if connection is None else self._send(connection, leg, step, body))
+        if isinstance(result, LegEnd) and result.idle_closed:
+            shared.legs.drop_idle(entry.url)
+            if leg.phase is Phase.PREFILL:
+                result = await self._fresh(leg, step, body)
+        return result
+
+    async def _load(self, leg: Leg, step: StartLeg, body: bytes) -> Result | None:
+        """Have the decode engine read the handoff, once, for all choices that it is asked for next; what went wrong, or
+        None. They find the KV in its cache, and what is not there any more it computes itself."""
+        result = await self._ask(leg._replace(kind=LegKind.LOAD), step, body)
+        if self._watched is not None:
+            self._shared.vigil.end(self._watched)  # its connection may be another request's before ours goes on
+            self._watched = None
+        if not isinstance(result, Answer) or result.status != _OK:
+            return result
+        if answer_given_up(result.body):
+            return GIVEN_UP
+        if self._producer is not None:
+            self._shared.legs.pairs.saw(self._producer, leg.entry)
+        self._read()
+        self._first_pull = False
+        self._producer = None
+        self._attempt.loaded()
+        return None
+
     async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
         """The same on a new connection."""
         connection = await self._shared.legs.connect(leg.entry.url, self._due)
@@ -335,7 +367,7 @@ class Relay:
         """Write the request; the result comes later."""
         shared, client = self._shared, self._client
         now = shared.clock.monotonic()
-        if leg.phase is Phase.DECODE:
+        if leg.phase is Phase.DECODE and self._handoff is not None:
             if not self._attempt.may_dispatch(now):
                 connection.release()  # unused
                 return connection.never(EXPIRED)
@@ -350,6 +382,7 @@ class Relay:
             stream = StreamRelay(connection, self, transport, client.stream_head(), chunked=client.http11)
             self._stream = stream
         counts = leg.kind is LegKind.COUNT
+        name = NAMES.get(leg.kind) or PHASE_NAMES[leg.phase]
         head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
             shared.legs.head(
                 leg.entry.url,
@@ -358,7 +391,7 @@ class Relay:
             ),
             client.id_line,
             step.attempt,
-            b"count" if counts else PHASE_NAMES[leg.phase],
+            name,
             client.trace_line,
             len(body),
         )
@@ -414,7 +447,7 @@ class Relay:
 
     def _abandoned(self, leg: Leg) -> None:
         """The decode engine refused the request before it read the handoff."""
-        if leg.phase is Phase.DECODE:
+        if leg.phase is Phase.DECODE and self._producer is not None:
             self._shared.metrics.handoffs_abandoned += 1
 
     def _measure(self) -> None:

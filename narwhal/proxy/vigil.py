@@ -20,6 +20,7 @@ LOOK_EVERY_S = 0.25  # bounds how late any of it is noticed
 # How a leg that has given nothing ends, by what it was waiting for. Whole answers take long, and give nothing before
 # they are complete: they are left to their time-out.
 SILENT = {
+    LegKind.LOAD: Outcome.FIRST_TOKEN_TIMEOUT,
     LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
     LegKind.STREAM: Outcome.STREAM_SILENT,
     LegKind.PREFILL: Outcome.PREFILL_TIMEOUT,
@@ -118,7 +119,7 @@ class Vigil:
         """Seconds of silence that are suspicious; 0: none. Before the first token its deadline is what counts."""
         if kind is LegKind.STREAM:
             return stall_s
-        return 0.0 if kind is LegKind.FIRST_TOKEN else silent_leg_s
+        return 0.0 if SILENT.get(kind) is Outcome.FIRST_TOKEN_TIMEOUT else silent_leg_s
 
     # --- engines to step around ---
 

@@ -166,7 +166,7 @@ class Generation:
         if self._player is None:
             self._refuse(INTERNAL)
         else:
-            said = b"".join(chunk(step.data) for step in roles(ask, naming, ("",) * len(ask.prompts)))
+            said = b"".join(chunk(step.data) for step in roles(ask, naming, ("",) * (len(ask.prompts) * ask.n)))
             self._conn.write(said)
             self._player.finish_with_error(error_event("Internal server error"))
 
@@ -184,7 +184,7 @@ class Generation:
             return
         body, tokens = answer(ask, naming.ident, naming.created, contents, naming.fingerprint)
         self._aborted = lambda: orjson.dumps(aborted_answer(body))
-        steps = max(0, tokens // (ask.n * len(contents)) - 1)
+        steps = max(0, tokens // len(contents) - 1)
         await self._wait(wait_s + sum(timing.step_s() for _ in range(steps)))
         self._record.tokens = tokens
         await self._answer(body, self._handoff(ask, naming.ident, request_id, contents[0]))
@@ -197,8 +197,8 @@ class Generation:
             await self._engine.until_running()
 
     async def _contents(self, ask: Ask, timing: Timing) -> tuple[tuple[str, ...], float]:
-        """The KV content of each prompt, and the seconds from here to the first token."""
-        local = tuple(text.content_of(ask.model, raw) for raw in ask.prompts)
+        """The KV content of each choice, and the seconds from here to the first token."""
+        local = tuple(content for raw in ask.prompts for content in [text.content_of(ask.model, raw)] * ask.n)
         prefill_s = timing.prefill_s(sum(map(text.count_tokens, ask.prompts)))
         if self._record.phase is not RequestPhase.DECODE or ask.kv is None:
             return local, prefill_s
@@ -208,12 +208,13 @@ class Generation:
                 raise TransferFailed("the producer is this engine")
             return local, timing.step_s()  # from the prefix cache
         try:
-            pulled = await self._engine.transfers.pull(ask.kv)
+            # Each choice reads for itself, and the producer frees the blocks after the first reading.
+            pulled = [await self._engine.transfers.pull(ask.kv) for _ in range(ask.n)]
         except TransferFailed:
             if self._engine.options.kv_load_failure_policy == "fail":
                 raise
             return local, prefill_s
-        return (pulled, *local[1:]), timing.step_s()
+        return (*pulled, *local[ask.n :]), timing.step_s()
 
     async def _judge(self, ask: Ask, kv: Json) -> None:
         """What a handoff that is not as it must be does to the engine. Raises _CoreDies, or never returns."""

@@ -19,10 +19,9 @@ def fingerprint(version: str, model: str) -> str:
 
 
 def choices(ask: Ask, contents: tuple[str, ...]) -> Iterator[tuple[int, bytes, str]]:
-    """Every choice's index, prompt and content."""
-    for at, (raw, content) in enumerate(zip(ask.prompts, contents, strict=True)):
-        for number in range(ask.n):
-            yield at * ask.n + number, raw, content
+    """Every choice's index, prompt and content; `contents` has one for each choice."""
+    for index, content in enumerate(contents):
+        yield index, ask.prompts[index // ask.n], content
 
 
 def tokens_of(ask: Ask, content: str, index: int) -> tuple[Iterator[tuple[bytes, str]], str, str | None]:

@@ -46,6 +46,8 @@ class Settings:
     max_model_len: int = 2048
     block_size: int = 32
     kv_cache_gib: int = 1
+    kv_blocks: int | None = None
+    max_num_seqs: int = 64
     niceness: int = 10
     tools: bool = False
 
@@ -119,7 +121,9 @@ def command(name: str, port: int, settings: Settings) -> list[str]:
     words = [str(HOME / "venv/bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", "model", "--served-model-name", MODEL, "--host", HOST, "--port", str(port)]
     words += ["--dtype", "float32", "--max-model-len", str(settings.max_model_len), "--enforce-eager"]
-    words += ["--block-size", str(settings.block_size), "--max-num-seqs", "64"]
+    words += ["--block-size", str(settings.block_size), "--max-num-seqs", str(settings.max_num_seqs)]
+    if settings.kv_blocks is not None:
+        words += ["--num-gpu-blocks-override", str(settings.kv_blocks)]
     if settings.tools:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", "pythonic"]
         words += ["--chat-template", str(Path(__file__).with_name("with_tools.jinja"))]

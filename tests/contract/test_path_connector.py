@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from narwhal.connectors.base import ClientRequest, Handoff, HandoffUnusable, Route
+from narwhal.connectors.base import BadRequest, ClientRequest, Handoff, HandoffUnusable, Route
 from narwhal.connectors.vllm_nixl import VllmNixl
 
 # As vLLM 0.32 answered.
@@ -125,10 +125,50 @@ def test_an_answer_without_a_usable_handoff(body: bytes) -> None:
         VllmNixl().handoff(body)
 
 
-@pytest.mark.parametrize(("n", "sent"), [(4, 1), (1, 1), (0, 0), (-1, -1), ("4", "4"), (True, True), (None, None)])
+# `n` as a client may send it, and as a request of one token has it. Engines take numbers as text, too.
+SEVERAL = [
+    (4, 1), (2, 1), ("4", 1), (3.0, 1),
+    (1, 1), ("1", "1"), (0, 0), (-1, -1), (True, True), (None, None), ("many", "many"), ([3], [3]), (1e300, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "sent"), SEVERAL)
 def test_a_prefill_leg_keeps_the_kv_of_one_choice(n: Any, sent: Any) -> None:
     """What is no count is left to the engine, which refuses it."""
     asked = json.dumps({"model": "m", "prompt": "x", "n": n}).encode()
     request = VllmNixl().parse(Route.COMPLETIONS, asked)
     assert json.loads(VllmNixl().prefill_body(request))["n"] == sent
     assert json.loads(VllmNixl().decode_body(request, Handoff(b"{}")))["n"] == n
+
+
+@pytest.mark.rule("V5")
+@pytest.mark.parametrize(("n", "sent"), SEVERAL)
+def test_only_several_choices_are_loaded_for_and_by_a_request_for_one(n: Any, sent: Any) -> None:
+    asked = {"model": "m", "prompt": "x", "n": n, "stream": True, "max_tokens": 9, "min_tokens": 3, "top_p": 0.5}
+    request = VllmNixl().parse(Route.COMPLETIONS, json.dumps(asked).encode())
+    assert request.several == (n != sent)
+    loaded = json.loads(VllmNixl().load_body(request, VllmNixl().handoff(answer())))
+    assert loaded == {
+        "model": "m", "prompt": "x", "n": sent, "stream": False, "max_tokens": 1, "top_p": 0.5,
+        "kv_transfer_params": CAPTURED,
+    }  # fmt: skip
+    assert json.loads(request.raw) == asked, "the choices themselves are asked for as the client does"
+
+
+def test_a_chat_is_loaded_with_one_token_too() -> None:
+    asked = {"model": "m", "messages": [], "n": 2, "max_completion_tokens": 9}
+    request = VllmNixl().parse(Route.CHAT, json.dumps(asked).encode())
+    loaded = json.loads(VllmNixl().load_body(request, Handoff(b"{}")))
+    assert (loaded["n"], loaded["max_tokens"], loaded["max_completion_tokens"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("beams", "served"), [(True, False), ("true", False), (1, False), (False, True), (None, True)])
+def test_a_beam_search_is_refused(beams: Any, served: bool) -> None:
+    """Engines answer its prefill without a handoff, and that would be held against them."""
+    body = json.dumps({"model": "m", "prompt": "x", "use_beam_search": beams}).encode()
+    if served:
+        assert VllmNixl().parse(Route.COMPLETIONS, body).fields["use_beam_search"] == beams
+    else:
+        with pytest.raises(BadRequest, match="use_beam_search") as refused:
+            VllmNixl().parse(Route.COMPLETIONS, body)
+        assert refused.value.param == "use_beam_search"

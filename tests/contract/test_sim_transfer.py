@@ -117,6 +117,22 @@ async def test_a_handoff_used_twice_gives_a_wrong_text_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_reads_the_handoff_and_only_the_first_finds_it(stream: bool) -> None:
+    """As on an engine that has no room for all of them at once."""
+    async with sim_engines(options("p"), options("d")) as (producer, consumer):
+        handoff = await prefill(producer.url, prompt())
+        answer = await decode(consumer.url, prompt(n=3, stream=stream), handoff)
+        texts = ["", "", ""]
+        for part in [event for event in answer.events if event != "[DONE]"] if stream else [answer.json]:
+            for choice in part["choices"]:
+                texts[choice["index"]] += choice["text"]
+        right = [text == expected_text(LONG, 12, index=at) for at, text in enumerate(texts)]
+        assert right == [True, False, False]
+        totals = producer.totals()
+        assert (totals["pulled"], totals["double_pulls"], totals["open"]) == (3, 2, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 async def test_the_producer_is_dead(stream: bool, known: bool) -> None:
     async with sim_engines(options("p"), options("d")) as (producer, consumer):

@@ -10,7 +10,7 @@ from narwhal.control.core.engine import Drain, Engine, Held, joining
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.invariants import SMALL, InvariantBrokenError, check
 from narwhal.control.core.readmission import Gate, Return
-from narwhal.control.core.suspicion import Suspicion
+from narwhal.control.core.suspect import Suspicion
 from narwhal.vocabulary import Hold
 from tests.core.rig import PROCESS, decode
 

@@ -189,6 +189,21 @@ def test_a_handoff_ages_from_the_prefills_answer() -> None:
     assert again.resume().avoid == frozenset(), "nobody is to blame"
 
 
+@pytest.mark.rule("V4", "F7")
+def test_once_the_handoff_is_loaded_its_producer_has_no_part_in_a_failure() -> None:
+    machine = attempt(THREE)
+    machine.begin()
+    machine.prefilled("p1", 1.0)
+    with pytest.raises(IllegalTransition):
+        machine.loaded()
+    machine.dispatched()
+    machine.loaded()
+    with pytest.raises(IllegalTransition):
+        machine.dispatched()
+    assert isinstance(machine.leg_failed("d1", LegEnd(Outcome.RESET), output=False, now=2.0, wait_s=0.1), Backoff)
+    assert machine.resume().avoid == frozenset({"d1"})
+
+
 def test_what_the_machine_does_not_allow_changes_nothing() -> None:
     machine = attempt()
     for wrong in (machine.dispatched, machine.resume, lambda: machine.prefilled("p1", 1.0)):
