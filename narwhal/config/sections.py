@@ -393,11 +393,11 @@ class RecoveryConfig(Section):
     )
     stall_s: Duration = Field(
         default=3.0,
-        description="Silence of a stream on a wholly silent engine that counts as a failure, seconds; 0 = off.",
+        description="Silence of a stream on a silent engine that counts as a failure and is probed, seconds; 0 = off.",
     )
     silent_leg_s: Duration = Field(
         default=30.0,
-        description="The same for a prefill or a non-streaming leg, seconds; 0 = off.",
+        description="The same for a prefill or a non-streaming leg, seconds; above the longest prefill; 0 = off.",
     )
     probe_tokens: Count = Field(
         default=16,
