@@ -88,6 +88,8 @@ def test_what_is_told_and_asked_of_one_drain() -> None:
     assert told(rig.ack()) == [(EventKind.DRAIN_SETTLED, "d", "engine d is ready to stop")]
     assert rig.fleet.revision > before
     assert told(rig.tick(Stage.DRAINS)) == []
+    rig.hello(OTHER)  # who comes now gets a placement without it
+    assert rig.waits("d") == ()
 
 
 @pytest.mark.rule("R4")

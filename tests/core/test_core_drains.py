@@ -576,8 +576,11 @@ def test_at_the_deadline_maintenance_takes_the_engines_out_and_residents_run_on(
     rig.drain("p", "d", "e", deadline_s=10.0)
     rig.publish()
     rig.ack(d=1)
-    rig.now += 10.0
+    rig.now += 8.75
     rig.run_pass()
+    assert serving(rig) == {"p", "d", "e"}
+    rig.now += 0.25
+    rig.send(Woke())
     assert serving(rig) == set()
     captured(rig, rig.publish())
     rig.ack(d=1)

@@ -22,7 +22,7 @@ from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.liveness import own_silence
 from narwhal.control.core.view import HealthView
 from narwhal.vocabulary import Hold, Outcome, Stage
-from tests.core.rig import OTHER, PROCESS, Rig, decode, leg, of, prefill
+from tests.core.rig import OTHER, PROCESS, Rig, decode, leg, of, only, prefill
 
 ALL = ("p", "d", "e")
 
@@ -77,15 +77,16 @@ def test_a_sweep_asks_every_engine_for_health_and_process_at_its_interval_and_no
 @pytest.mark.rule("L1", "L3")
 def test_no_sweep_begins_while_one_waits_and_one_is_over_half_a_minute_after_it_began() -> None:
     """Three requests of five seconds, and fifteen for whatever the shell adds."""
-    rig = fleet()
+    rig = fleet(liveness_misses=1)
     probes = sweep(rig)
     answer(rig, {"p": probes["p"], "d": probes["d"]}, "d")
     rig.now += 29.75
     assert rig.tick(Stage.LIVENESS) == ()
-    assert rig.engine("d").misses == 0
     rig.now += 0.25
-    assert len(of(rig.tick(Stage.LIVENESS), ProbeHealth)) == 3
-    assert (rig.engine("d").misses, rig.engine("e").misses) == (1, 0)
+    effects = rig.tick(Stage.LIVENESS)
+    assert told(effects, EventKind.ENGINE_EJECTED) == [("d", "engine d ejected (liveness): silent in 1 sweep: refused")]
+    assert {p.engine for p in of(effects, ProbeHealth)} >= {"e", "p"}  # the next one has begun
+    assert (rig.holds("d"), rig.engine("e").misses) == ({Hold.EJECTED}, 0)
 
 
 @pytest.mark.rule("L1", "S2")
@@ -169,6 +170,26 @@ def test_a_control_that_is_cut_off_says_of_how_many_and_when_it_is_over() -> Non
     back = "control is no longer cut off from the engines"
     assert told(effects, EventKind.CONTROL_BACK) == [("", back)]
     assert told(answer(rig, sweep(rig)), EventKind.CONTROL_BACK) == []
+
+
+@pytest.mark.rule("L4")
+@pytest.mark.case("C13")
+def test_what_is_asked_while_the_sweep_is_open_that_ends_the_dark_was_asked_in_the_dark() -> None:
+    rig = fleet()
+    probes = sweep(rig)
+    for engine, outcome in (("p", Outcome.HANDOFF), ("d", Outcome.STREAM_COMPLETE), ("e", Outcome.STREAM_COMPLETE)):
+        rig.report(engine, outcome, proxy=OTHER)
+    answer(rig, probes, *ALL)
+    probes = sweep(rig)
+    asked = only(rig.report("d", Outcome.HTTP_429, count=3), ProbeHealth)
+    answer(rig, probes)
+    assert rig.kinds()[-1] is EventKind.CONTROL_BACK
+    rig.answer_health(asked, Outcome.CONNECT_TIMEOUT)
+    assert rig.holds("d") == set()
+    rig.now += 1.0
+    light = only(rig.tick(Stage.HEALTH), ProbeHealth)
+    rig.answer_health(light, Outcome.CONNECT_TIMEOUT)
+    assert rig.holds("d") == {Hold.EJECTED}
 
 
 @pytest.mark.rule("L4")

@@ -67,9 +67,10 @@ class Drains:
         """Take engines out. Raises `CommandRefusedError`, and then nothing was changed."""
         chosen = [self._engines[name] for name in dict.fromkeys(command.engines)]
         whole = len(chosen) == len(self._engines)
-        before = [e for e in chosen if e.drain is not None and (e.drain.whole or not whole)]
-        if before and not (whole and len(before) < len(chosen)):
-            named = ", ".join(e.id for e in before)
+        # Maintenance takes in what was drained by itself before.
+        before = [e.id for e in chosen if e.drain is not None and (e.drain.whole or not whole)]
+        if before:
+            named = ", ".join(before)
             raise CommandRefusedError(Refusal.PRECONDITION, f"already drained: {named}")
         decisions: list[Decision] = []
         for engine in chosen:
@@ -81,10 +82,9 @@ class Drains:
     def _begin_one(self, engine: Engine, command: DrainCommand, *, whole: bool, now: float) -> list[Decision]:
         drain = engine.drain
         if drain is not None:  # of this engine alone until now
-            if not drain.whole:
-                drain.whole = True
-                engine.lift(Hold.DRAIN)
-                engine.place(Hold.MAINTENANCE, drain.reason, now=now)
+            drain.whole = True
+            engine.lift(Hold.DRAIN)
+            engine.place(Hold.MAINTENANCE, drain.reason, now=now)
             return []
         drain = Drain(
             reason=command.reason or "no reason given",

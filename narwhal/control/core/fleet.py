@@ -286,7 +286,7 @@ class Fleet:
         # Carried before the sweep goes on: it must not count an engine that is out by now.
         carried: list[Decision] = [*self._carry(decisions, now)]
         if self._liveness.expects(event):
-            carried += self._liveness.answered(engine, event, now=now)
+            carried += self._liveness.answered(engine, event)
         return carried
 
     # --- proxies ------------------------------------------------------------------------------------------------------

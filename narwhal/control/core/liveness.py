@@ -74,7 +74,7 @@ class Liveness:
         """End a sweep whose answers are lost; begin the one that is due."""
         decisions: list[Decision] = []
         if self._sweep is not None and (not self._sweep.waiting or now >= self._sweep.answer_due):
-            decisions += self._end(self._sweep, now=now)
+            decisions += self._end(self._sweep)
         if self._sweep is None and self._settings.liveness_every and now >= self._due:
             decisions += self._begin(now=now)
         return decisions
@@ -105,7 +105,7 @@ class Liveness:
         """Whether the open sweep waits for this answer."""
         return self._sweep is not None and self._sweep.waiting.get(event.engine) == event.number
 
-    def answered(self, engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:
+    def answered(self, engine: Engine, event: HealthAnswered) -> list[Decision]:
         """One answer of the sweep. Only for an answer that `expects` accepts; what it says beside silence and identity
         is the caller's to judge."""
         sweep = self._sweep
@@ -118,7 +118,7 @@ class Liveness:
         elif event.outcome is None and event.identity is not None:
             decisions += self._identified(engine, event.identity)
         if not sweep.waiting:
-            decisions += self._end(sweep, now=now)
+            decisions += self._end(sweep)
         return decisions
 
     def _identified(self, engine: Engine, identity: ProcessIdentity) -> list[Decision]:
@@ -133,7 +133,7 @@ class Liveness:
         reason = f"{process_words(identity)} answers, accepted was {process_words(known)}"
         return [Ejection(engine=engine.id, cause=Cause.PROCESS_CHANGED, reason=reason)]
 
-    def _end(self, sweep: Sweep, *, now: float) -> list[Decision]:
+    def _end(self, sweep: Sweep) -> list[Decision]:
         """Every answer is in, or lost: count the misses, unless it is control that hears nothing (spec L4)."""
         self._sweep = None
         heard = sweep.heard | self._heard
