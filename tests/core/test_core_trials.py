@@ -121,6 +121,8 @@ def test_of_many_peers_eight_are_named() -> None:
     pairs = "; ".join(f"p→d{n}: error event: code 500" for n in range(8))
     named = ", ".join(f"d{n}" for n in range(8))
     assert result == failed(f"{pairs} and 2 more; {RESTART} {named} and 2 more")
+    (result,) = told(Trial([producer("p", *readers[:9])], proven=readers), lambda _p, _d: NO_KV).values()
+    assert result == failed(f"{pairs} and 1 more; {RESTART} {named} and 1 more")
     (result,) = told(Trial([producer("p", *readers[:8])], proven=readers), lambda _p, _d: NO_KV).values()
     assert result == failed(f"{pairs}; {RESTART} {named}")
 
