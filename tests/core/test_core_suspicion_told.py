@@ -498,6 +498,68 @@ def test_an_operators_probe_of_one_that_waits_for_health_keeps_what_was_found_ag
     ]
 
 
+# --- a look that no failure asked for ---------------------------------------------------------------------------------
+
+SLOW = "5 slow windows in a row"
+
+
+def look_into(scene: Scene, engine: str = "d") -> list[str]:
+    """Drift asks for an inference probe; what is told and asked."""
+    record = scene.fleet._engines[engine]
+    return story(e for e in scene.fleet._suspicions.look_into(record, SLOW, now=scene.now) if isinstance(e, Effect))
+
+
+@pytest.mark.rule("H5", "F3")
+def test_drift_asks_for_a_probe_unless_one_is_under_way_or_comes_by_itself() -> None:
+    scene = Scene()
+    assert look_into(scene) == [f"engine d: inference probe begins ({SLOW})", "? p1→d for d"]
+    assert scene.doing("d") == f"inference probe under way: {SLOW}"
+    assert look_into(scene) == []
+    scene = Scene()
+    step = cut(scene)
+    assert look_into(scene) == []
+    scene.answer_step(step, GOT, Outcome.HTTP_429)  # held, and tried again by itself
+    assert look_into(scene) == []
+    scene = Scene()
+    scene.answer_health(timed_out(scene), Outcome.LOCAL)  # waits for health, which says nothing of its work
+    assert look_into(scene) == [f"engine d: inference probe begins ({SLOW})", "? p2→d for d"]
+
+
+@pytest.mark.rule("H5", "F6", "L4")
+@pytest.mark.parametrize(
+    ("outcome", "ejected"), [(Outcome.REFUSED, False), (Outcome.HTTP_5XX, True), (Outcome.CLIENT_ERROR, True)]
+)
+def test_silence_to_such_a_probe_is_asked_about_once_more(outcome: Outcome, ejected: bool) -> None:
+    """Nothing spoke against the engine: it may be control that has just been cut off."""
+    scene = Scene()
+    look_into(scene)
+    number = scene.fleet._suspicions.known["d"].number
+    failed = {"engine": "d", "incarnation": 1, "number": number}
+    scene.send(InferenceAnswered(**failed, produced=None, consumed=leg(outcome, "seen")))  # type: ignore[arg-type]
+    fail = "engine d: inference probe: fail: seen"
+    if ejected:
+        assert scene.story() == [fail, f"engine d ejected (inference probe): {SLOW}, then seen"]
+        return
+    assert scene.story() == [fail, f"engine d: verification hold: {SLOW}, then seen"]
+    assert scene.doing("d") == "inference probe again in 10.0 s"
+    scene.now += 10.0
+    step = scene.step(scene.tick(Stage.HEALTH))
+    scene.effects.clear()
+    scene.answer(step, None, leg(outcome, "seen"))
+    assert scene.story() == [fail, f"engine d ejected (inference probe): {SLOW}, then seen, then seen"]
+
+
+@pytest.mark.rule("F3", "F6")
+def test_silence_to_such_a_probe_of_an_engine_with_failures_ejects() -> None:
+    scene = Scene()
+    scene.answer_health(timed_out(scene), Outcome.LOCAL)
+    look_into(scene)
+    number = scene.fleet._suspicions.known["d"].number
+    refused = leg(Outcome.REFUSED, "connection refused")
+    scene.send(InferenceAnswered(engine="d", incarnation=1, number=number, produced=None, consumed=refused))
+    assert scene.holds("d") == {Hold.EJECTED}
+
+
 # --- quarantine, and what comes to nothing ----------------------------------------------------------------------------
 
 
@@ -567,3 +629,19 @@ def test_a_takeover_goes_on_where_it_was_at_the_next_pass() -> None:
     assert told.message == "engine e ejected (health probe): taken over, then connection refused"
     ended = [r.fields for r in after.records(EventKind.PROBE_ENDED)]
     assert ended == [{"probe": "health probe", "result": Verdict.FAIL}]
+
+
+@pytest.mark.rule("S7", "F11")
+def test_what_a_probe_clears_after_a_takeover_is_remembered_as_before_it() -> None:
+    scene = Scene()
+    cut(scene)
+    scene.report("e", Outcome.READ_TIMEOUT, count=3)
+    after = Rig(*FOUR, saved=scene.saved(), liveness_every=0)
+    after._sequences.update(scene._sequences)  # the proxies go on counting
+    asked = after.tick(Stage.HEALTH)
+    after.answer_health(only(asked, ProbeHealth))
+    after.works(only(asked, ProbeInference))
+    assert after.holds("d") == after.holds("e") == set()
+    for engine, outcome in (("d", Outcome.STREAM_CUT), ("e", Outcome.READ_TIMEOUT)):
+        after.report(engine, outcome, count=3)
+    assert [r.engine for r in after.records(EventKind.RELAPSED)] == ["d", "e"]
