@@ -308,6 +308,22 @@ def test_a_drain_keeps_the_gate_shut_and_its_instant_is_not_shown() -> None:
     assert rig.saved().engines["p1"].gate_in_s is None
 
 
+@pytest.mark.rule("R5")
+def test_an_ejected_engine_whose_return_has_failed_stays_drained_and_is_not_tried_by_itself() -> None:
+    rig = Rig(*PINNED, liveness_every=0)
+    rig.report("d1", Outcome.REFUSED, count=3)
+    rig.send(DrainCommand(engines=("d1",), reason="disk", deadline_s=9000.0, restart=False, wall=0.0))
+    rig.checks[Check.HEALTH] = Verdict.FAIL
+    rig.pass_gate(rig.send(UndrainCommand(engines=("d1",))))
+    assert rig.holds("d1") == {Hold.DRAIN, Hold.EJECTED}
+    assert len(rig.records(EventKind.UNDRAIN_FAILED)) == 1
+    for _ in range(30):
+        assert of(rig.run_pass(), RunCheck) == []
+    rig.checks[Check.HEALTH] = Verdict.PASS
+    rig.pass_gate(rig.send(UndrainCommand(engines=("d1",))))
+    assert rig.holds("d1") == set()
+
+
 @pytest.mark.rule("R4")
 def test_a_gate_that_a_drain_cancels_leaves_no_answer_to_wait_for() -> None:
     rig = Rig(*PINNED, liveness_every=0, readmit_every=1000)

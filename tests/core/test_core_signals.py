@@ -148,3 +148,45 @@ def test_who_is_held_or_stands_in_is_heard_only_where_nobody_of_the_role_speaks(
         kept.tell(0.1, 0.1, 0.1, waiting=7, engine="p", proxy=OTHER, now=2.0 + n)
         kept.signals.rollover(now=2.0 + n)
     assert (kept.counted(), kept.waiting(7.0)) == (20, 8)
+
+
+def test_an_engine_of_which_only_legs_that_wait_are_told_says_nothing_about_what_they_take() -> None:
+    d, p = admitted("d"), admitted("p")
+    p.role = Phase.PREFILL
+    kept = Kept()
+    kept.engine, kept.signals = d, Signals({"d": d, "p": p})
+    kept.tell(waiting=1)
+    kept.tell(0.1, 0.1, 0.1, engine="p", proxy=OTHER)
+    kept.signals.rollover(now=1.0)
+    assert (kept.counted(), kept.waiting(1.0)) == (3, 1)
+
+
+def test_of_an_engine_that_has_left_the_fleet_nobody_waits() -> None:
+    d, e = admitted("d"), admitted("e")
+    engines = {"d": d, "e": e}
+    kept = Kept()
+    kept.engine, kept.signals = d, Signals(engines)
+    kept.tell(waiting=2)
+    kept.tell(waiting=3, engine="e", proxy=OTHER)
+    kept.signals.rollover(now=0.5)
+    assert kept.signals.busy(Phase.DECODE) == 1.0
+    del engines["d"]
+    assert kept.waiting(1.0) == 3
+    kept.signals.rollover(now=1.0)
+    assert kept.signals.busy(Phase.DECODE) == 1.0
+    kept.signals.rollover(now=9.0)  # what the other proxy said is over too
+    assert kept.signals.busy(Phase.DECODE) == pytest.approx(3 / 4)
+
+
+def test_legs_of_both_phases_are_kept_apart() -> None:
+    kept = Kept()
+    kept.tell(0.1, waiting=1)
+    kept.tell(0.1, 0.1, waiting=4, phase=Phase.PREFILL, proxy=OTHER)
+    kept.signals.rollover(now=1.0)
+    assert (kept.counted(), kept.waiting(1.0)) == (1, 1)
+    assert kept.signals.measured(Phase.PREFILL)[Measure.STEP].total == 2
+    assert kept.signals.waiting(Phase.PREFILL, now=1.0) == 4
+    assert set(kept.signals.measured(Phase.PREFILL)) == set(Measure)
+    assert kept.signals.busy(Phase.PREFILL) == 0.0  # no engine of the role is there
+    kept.signals.forget("d")
+    assert (kept.waiting(1.0), kept.signals.waiting(Phase.PREFILL, now=1.0)) == (0, 0)

@@ -1,5 +1,7 @@
 """The words of every kind of event, whole: what the log, `narwhalctl events` and `explain` show people."""
 
+from collections.abc import Callable
+
 import pytest
 
 from narwhal.control.core import telling
@@ -32,37 +34,39 @@ def of_d(kind: EventKind, message: str, **fields: str) -> Record:
     return Record(kind=kind, message=message, engine="d", fields=fields)
 
 
-EVENTS = [
+EVENTS: list[tuple[Callable[[], Record], Record]] = [
     (
-        telling.hold_placed(held(105.0), Hold.RELAPSE),
+        lambda: telling.hold_placed(held(105.0), Hold.RELAPSE),
         of_d(KIND.HOLD_PLACED, "engine d: relapse hold for 5 s: stream again", hold="relapse"),
     ),
     (
-        telling.hold_placed(held(None), Hold.RELAPSE, "all that was seen"),
+        lambda: telling.hold_placed(held(None), Hold.RELAPSE, "all that was seen"),
         of_d(KIND.HOLD_PLACED, "engine d: relapse hold: all that was seen", hold="relapse"),
     ),
     (
-        telling.hold_ended("d", Hold.QUARANTINE, "health 200"),
+        lambda: telling.hold_ended("d", Hold.QUARANTINE, "health 200"),
         of_d(KIND.HOLD_ENDED, "engine d: quarantine hold over (health 200)", hold="quarantine"),
     ),
     (
-        telling.ejected(Ejection(engine="d", cause=Cause.LIVENESS, reason="silent in 2 sweeps in a row")),
+        lambda: telling.ejected(Ejection(engine="d", cause=Cause.LIVENESS, reason="silent in 2 sweeps in a row")),
         of_d(KIND.ENGINE_EJECTED, "engine d ejected (liveness): silent in 2 sweeps in a row", cause="liveness"),
     ),
     (
-        telling.ejected(Ejection(engine="d", cause=Cause.CONNECTION, reason="3 failures", told="3 failures, in full")),
+        lambda: telling.ejected(
+            Ejection(engine="d", cause=Cause.CONNECTION, reason="3 failures", told="3 failures, in full")
+        ),
         of_d(KIND.ENGINE_EJECTED, "engine d ejected (connection): 3 failures, in full", cause="connection"),
     ),
     (
-        telling.admitted(SERVING, first=True),
+        lambda: telling.admitted(SERVING, first=True),
         of_d(KIND.ENGINE_JOINED, "engine d joined as incarnation 3", incarnation="3", result="pass"),
     ),
     (
-        telling.admitted(SERVING, first=False),
+        lambda: telling.admitted(SERVING, first=False),
         of_d(KIND.ENGINE_READMITTED, "engine d is back as incarnation 3", incarnation="3", result="pass"),
     ),
     (
-        telling.check_failed(NEW, Check.HEALTH, FAILED),
+        lambda: telling.check_failed(NEW, Check.HEALTH, FAILED),
         of_d(
             KIND.ENGINE_CHECK_FAILED,
             "engine d is kept from joining: check health: fail: GET /health answered 503",
@@ -71,7 +75,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.check_failed(SERVING, Check.MODEL, FAILED),
+        lambda: telling.check_failed(SERVING, Check.MODEL, FAILED),
         of_d(
             KIND.ENGINE_CHECK_FAILED,
             "engine d is kept from coming back: check model: fail: GET /health answered 503",
@@ -80,44 +84,44 @@ EVENTS = [
         ),
     ),
     (
-        telling.drain_begun("d", drain(), 300.0),
+        lambda: telling.drain_begun("d", drain(), 300.0),
         of_d(
             KIND.DRAIN_BEGUN,
             "engine d: drain (new release), to settle within 300 s; a newer process is asked for when it returns",
         ),
     ),
     (
-        telling.drain_begun("d", drain(restart=False, whole=True), 60.0),
+        lambda: telling.drain_begun("d", drain(restart=False, whole=True), 60.0),
         of_d(
             KIND.DRAIN_BEGUN,
             "engine d: maintenance of the whole fleet (new release), to settle within 60 s; "
             "it may return as the process it is",
         ),
     ),
-    (telling.drain_changed("d", "stays drained"), of_d(KIND.DRAIN_CHANGED, "engine d: stays drained")),
+    (lambda: telling.drain_changed("d", "stays drained"), of_d(KIND.DRAIN_CHANGED, "engine d: stays drained")),
     (
-        telling.identity_captured("d", drain(identity=PROCESS)),
+        lambda: telling.identity_captured("d", drain(identity=PROCESS)),
         of_d(
             KIND.IDENTITY_CAPTURED,
             "engine d: the process that is drained: version 0.32.0 started at 1700000000.250",
         ),
     ),
     (
-        telling.identity_captured("d", drain()),
+        lambda: telling.identity_captured("d", drain()),
         of_d(KIND.IDENTITY_CAPTURED, "engine d: the process that is drained: unknown, the engine does not say"),
     ),
-    (telling.drain_settled("d"), of_d(KIND.DRAIN_SETTLED, "engine d is ready to stop")),
+    (lambda: telling.drain_settled("d"), of_d(KIND.DRAIN_SETTLED, "engine d is ready to stop")),
     (
-        telling.drain_overdue("d", ("1 leg of proxy edge/0", "its process identity to be read")),
+        lambda: telling.drain_overdue("d", ("1 leg of proxy edge/0", "its process identity to be read")),
         of_d(
             KIND.DRAIN_OVERDUE,
             "engine d: its drain is overdue, it stays out and waits for 1 leg of proxy edge/0; "
             "its process identity to be read",
         ),
     ),
-    (telling.undrain_begun("d"), of_d(KIND.UNDRAIN_BEGUN, "engine d is to return: its gate is tried")),
+    (lambda: telling.undrain_begun("d"), of_d(KIND.UNDRAIN_BEGUN, "engine d is to return: its gate is tried")),
     (
-        telling.undrain_failed("d", "d", Check.HEALTH, FAILED),
+        lambda: telling.undrain_failed("d", "d", Check.HEALTH, FAILED),
         of_d(
             KIND.UNDRAIN_FAILED,
             "engine d stays drained: its check health: fail: GET /health answered 503",
@@ -128,7 +132,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.undrain_failed("d", "p", Check.MODEL, FAILED),
+        lambda: telling.undrain_failed("d", "p", Check.MODEL, FAILED),
         of_d(
             KIND.UNDRAIN_FAILED,
             "engine d stays drained: engine p's check model: fail: GET /health answered 503",
@@ -139,7 +143,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.probe_started("d", "health probe", "3 timeout failures in a row"),
+        lambda: telling.probe_started("d", "health probe", "3 timeout failures in a row"),
         of_d(
             KIND.PROBE_STARTED,
             "engine d: health probe begins (3 timeout failures in a row)",
@@ -147,15 +151,15 @@ EVENTS = [
         ),
     ),
     (
-        telling.probe_started("d", "inference probe", ""),
+        lambda: telling.probe_started("d", "inference probe", ""),
         of_d(KIND.PROBE_STARTED, "engine d: inference probe begins", probe="inference probe"),
     ),
     (
-        telling.gate_asked("d"),
+        lambda: telling.gate_asked("d"),
         of_d(KIND.PROBE_STARTED, "engine d: its gate is tried now (asked for by an operator)", probe="gate"),
     ),
     (
-        telling.probe_ended("d", "inference probe", Verdict.PASS, "read a handoff of p"),
+        lambda: telling.probe_ended("d", "inference probe", Verdict.PASS, "read a handoff of p"),
         of_d(
             KIND.PROBE_ENDED,
             "engine d: inference probe: pass: read a handoff of p",
@@ -164,7 +168,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.relapsed("d", FailureClass.STREAM, "stream again within 60 s of having been cleared", 5.0),
+        lambda: telling.relapsed("d", FailureClass.STREAM, "stream again within 60 s of having been cleared", 5.0),
         of_d(
             KIND.RELAPSED,
             "engine d relapsed: stream again within 60 s of having been cleared; kept to a trickle for 5 s",
@@ -172,11 +176,11 @@ EVENTS = [
         ),
     ),
     (
-        telling.blamed("d", "e works and cannot read its handoff"),
+        lambda: telling.blamed("d", "e works and cannot read its handoff"),
         of_d(KIND.PRODUCER_BLAMED, "engine d is blamed as producer: e works and cannot read its handoff"),
     ),
     (
-        telling.overload(3, 4),
+        lambda: telling.overload(3, 4),
         Record(
             kind=KIND.FLEET_SLOW,
             message="3 of 4 engines take longer than usual for a token: the fleet is overloaded, none of them is put "
@@ -184,11 +188,11 @@ EVENTS = [
         ),
     ),
     (
-        telling.overload_over(),
+        telling.overload_over,
         Record(kind=KIND.FLEET_USUAL, message="most engines take as long as usual for a token again"),
     ),
     (
-        telling.role_moved(MOVE),
+        lambda: telling.role_moved(MOVE),
         of_d(
             KIND.ROLE_MOVED,
             "engine d now has the role prefill (load: load of prefill 1.20)",
@@ -197,7 +201,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.role_proposed(MOVE),
+        lambda: telling.role_proposed(MOVE),
         of_d(
             KIND.ROLE_PROPOSED,
             "engine d should have the role prefill (load: load of prefill 1.20); nothing was changed",
@@ -206,7 +210,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.role_risk(Phase.DECODE, RiskKind.TARGET_MISSED, 12.34, 60.0),
+        lambda: telling.role_risk(Phase.DECODE, RiskKind.TARGET_MISSED, 12.34, 60.0),
         Record(
             kind=KIND.ROLE_RISK,
             message="decode: target missed, 12.3 s after it gave up an engine; it gives up no more for 60 s",
@@ -214,7 +218,7 @@ EVENTS = [
         ),
     ),
     (
-        telling.kept("d", "prefill and decode"),
+        lambda: telling.kept("d", "prefill and decode"),
         of_d(
             KIND.LAST_ENGINE_KEPT,
             "engine d serves prefill and decode in spite of its holds: no other engine can",
@@ -224,8 +228,10 @@ EVENTS = [
 
 
 @pytest.mark.parametrize(("told", "expected"), EVENTS, ids=[record.message for _, record in EVENTS])
-def test_what_is_told_is_a_whole_sentence_about_the_engine_with_its_labels(told: Record, expected: Record) -> None:
-    assert told == expected
+def test_what_is_told_is_a_whole_sentence_about_the_engine_with_its_labels(
+    told: Callable[[], Record], expected: Record
+) -> None:
+    assert told() == expected
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,9 @@ def test_one_that_came_in_untested_is_proven_by_those_that_come_later() -> None:
     answer_all(rig, rig.send(Woke()), dead=("p1",))
     assert transfer_check(rig, "d1")[0] is Verdict.NOT_TESTED
     tried(rig, "p1")
-    assert transfer_check(rig, "d1")[0] is Verdict.PASS
+    assert transfer_check(rig, "d1") == (Verdict.PASS, "as a peer of those that came later")
+    found = next(c for c in rig.engine("d1").checks if c.check is Check.KV_TRANSFER)
+    assert found.age_s == 0.0
 
 
 def test_engines_that_leave_the_fleet_or_are_ejected_under_a_trial_are_tried_no_more() -> None:

@@ -121,6 +121,8 @@ def test_of_many_peers_eight_are_named() -> None:
     pairs = "; ".join(f"p→d{n}: error event: code 500" for n in range(8))
     named = ", ".join(f"d{n}" for n in range(8))
     assert result == failed(f"{pairs} and 2 more; {RESTART} {named} and 2 more")
+    (result,) = told(Trial([producer("p", *readers[:9])], proven=readers), lambda _p, _d: NO_KV).values()
+    assert result == failed(f"{pairs} and 1 more; {RESTART} {named} and 1 more")
     (result,) = told(Trial([producer("p", *readers[:8])], proven=readers), lambda _p, _d: NO_KV).values()
     assert result == failed(f"{pairs}; {RESTART} {named}")
 
@@ -225,6 +227,24 @@ def test_one_bad_candidate_does_not_keep_the_others_out(ends: Ends, verdicts: di
 
 
 @pytest.mark.rule("R2")
+def test_each_candidate_is_told_of_its_own_pairs() -> None:
+    candidates = [producer("p1", "d1", "d2"), producer("p2", "d1", "d2"), reader("d1", "p1", "p2"),
+                  reader("d2", "p1", "p2")]  # fmt: skip
+    ends = {("p1", "d1"): DEAD_PRODUCER, ("p1", "d2"): DEAD_PRODUCER, ("p2", "d2"): NO_KV}
+    assert told(Trial(candidates, proven=()), lambda p, d: ends.get((p, d), WORKED)) == {
+        "p1": failed("p1→d1: HTTP 500; p1→d2: HTTP 500"),
+        "p2": passed("d1 read its handoff"),
+        "d1": passed("it read handoffs of p2"),
+        "d2": failed(f"p2→d2: error event: code 500; {RESTART} p2"),
+    }
+    # Whose peers did all fail by themselves has nothing to be told of but that.
+    assert told(Trial([reader("d1", "p1"), producer("p1", "d1")], proven=()), lambda _p, _d: DEAD_PRODUCER) == {
+        "d1": unclear("p1→d1: HTTP 500"),
+        "p1": failed("p1→d1: HTTP 500"),
+    }
+
+
+@pytest.mark.rule("R2")
 def test_a_pair_with_a_proven_engine_is_the_candidates_failure_however_few_they_are() -> None:
     candidates = [producer("p1", "d1", "d2"), reader("d1", "p1", "q"), reader("d2", "p1", "q")]
     # p1 fails with both candidates, d1 with the proven q: d1 goes first, and p1 for its pair with d2.
@@ -267,6 +287,9 @@ def test_an_engine_that_is_gone_is_no_candidate_and_no_peer() -> None:
     trial.gone("p1")
     assert trial.over
     assert {name: result.detail for name, result in trial.results().items()} == {"p2": "d2 read its handoff"}
+    trial = Trial([producer("p1", "d1", "d2")], proven=["d1", "d2"])
+    trial.gone("d1")  # before anything was begun
+    assert trial.next() == [Link(producer="p1", consumer="d2")]
     trial = Trial([producer("p", "d")], proven=["d"])
     trial.next()
     trial.gone("d")

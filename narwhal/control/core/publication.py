@@ -50,7 +50,7 @@ def publishable(content: PlacementContent, stored: Mapping[str, int]) -> Placeme
     nothing: frozenset[Phase] = frozenset()
     engines = dict(content.engines)
     for name, entry in content.engines.items():
-        may = phases.get(name, nothing)
+        may = phases[name]
         after = nothing if name in waiting else entry.phases_after_quarantine
         if (may, after) != (entry.phases, entry.phases_after_quarantine):
             engines[name] = replace(entry, phases=may, phases_after_quarantine=after)
