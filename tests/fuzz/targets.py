@@ -51,6 +51,7 @@ class Target:
     holds: Callable[[bytes], None]  # raises where the property does not hold
     seeds: Callable[[], list[bytes]]
     words: tuple[bytes, ...] = ()
+    json: bool = False  # such bytes are JSON, in lines or between NUL bytes
 
 
 def _deep(whole: bytes, place: bytes) -> list[bytes]:
@@ -162,6 +163,7 @@ def _fleets() -> list[bytes]:
 
 TARGETS: dict[str, Target] = {
     "prefill-answer": Target(
+        json=True,
         holds=engines.prefill_answer,
         seeds=lambda: [
             b'{"id":"cmpl-1","usage":{"prompt_tokens": 9},"kv_transfer_params":%b}' % handoff
@@ -170,6 +172,7 @@ TARGETS: dict[str, Target] = {
         words=(*IN_JSON, *(b'"%b"' % name.encode() for name in HANDOFF)),
     ),
     "decode-answer": Target(
+        json=True,
         holds=engines.decode_answer,
         seeds=lambda: [
             b'{"choices": [{"text": "a", "finish_reason": "abort"}], "usage": {"completion_tokens": 3}}',
@@ -186,11 +189,13 @@ TARGETS: dict[str, Target] = {
     "stream": Target(holds=engines.stream, seeds=lambda: _cut(*_streams()), words=IN_STREAMS),
     "engine-http": Target(holds=engines.engine_http, seeds=lambda: _cut(*_answers()), words=(*IN_HTTP, *IN_STREAMS)),
     "check-answers": Target(
+        json=True,
         holds=engines.check_answers,
         seeds=_identities,
         words=(*IN_JSON, b"\0", b"process_start_time_seconds ", b"nan", b"inf", b'"started_at"', b'"version"', b'"id"'),
     ),
     "client-body": Target(
+        json=True,
         holds=clients.body,
         seeds=lambda: [
             *_nested(orjson.dumps(BODY)),
@@ -206,12 +211,16 @@ TARGETS: dict[str, Target] = {
     "proxy-message": Target(holds=peers.proxy_message, seeds=_greetings),
     "placement": Target(holds=peers.snapshot, seeds=_placements),
     "handoff-document": Target(
+        json=True,
         holds=files.document,
         seeds=lambda: _nested(files.good()),
         words=(*IN_JSON, b'"d1"', b'"p1"', b'"drain"', b"1e300"),
     ),
     "journal": Target(
-        holds=files.journal, seeds=lambda: [files.good_journal()], words=(*IN_JSON, b'"Tick"', b'"start"', b"1e300")
+        json=True,
+        holds=files.journal,
+        seeds=lambda: [files.good_journal()],
+        words=(*IN_JSON, b'"Tick"', b'"start"', b"1e300"),
     ),
     "fleet-file": Target(
         holds=files.fleet_file, seeds=_fleets, words=(b"&a ", b"*a", b"<<: ", b"!!", b"- ", b": ", b"${SECRET}", b"? ")
