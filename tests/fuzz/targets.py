@@ -9,6 +9,8 @@ import orjson
 
 from narwhal import wire
 from narwhal._pb import placement_pb2
+from narwhal.config import ProxySettings
+from narwhal.control.core.history import Epoch, History, to_document
 from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
@@ -210,6 +212,26 @@ TARGETS: dict[str, Target] = {
     "report": Target(holds=peers.report, seeds=_reports),
     "proxy-message": Target(holds=peers.proxy_message, seeds=_greetings),
     "placement": Target(holds=peers.snapshot, seeds=_placements),
+    "proxy-settings": Target(
+        json=True,
+        holds=peers.proxy_settings,
+        seeds=lambda: [ProxySettings(name="f", model="m").to_json(), b'{"name": "f", "model": "m", "unheard_of": 1}'],
+        words=IN_JSON,
+    ),
+    "lease": Target(
+        json=True,
+        holds=files.lease,
+        seeds=lambda: [b'{"epoch": 3, "holder": "a", "address": "h:1", "token": "t"}'],
+        words=(*IN_JSON, b'"epoch"', b"Infinity", b"NaN"),
+    ),
+    "history": Target(
+        json=True,
+        holds=files.history,
+        seeds=lambda: [
+            orjson.dumps(to_document(History().began(Epoch(epoch=3, holder="a", address="h:1", began_at=1.0))))
+        ],
+        words=(*IN_JSON, b'"epochs"'),
+    ),
     "handoff-document": Target(
         json=True,
         holds=files.document,
