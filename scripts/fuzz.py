@@ -32,9 +32,11 @@ def run_child(name: str, arguments: list[str]) -> None:
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=INSTRUMENTED):
         targets: Any = importlib.import_module("tests.fuzz.targets")
-    holds = targets.TARGETS[name].holds
+    mutator = importlib.import_module("tests.fuzz.shapes").mutator
+    target = targets.TARGETS[name]
     targets.seeds(name)
-    atheris.Setup([name, *arguments], holds)
+    shaped = {"custom_mutator": mutator(target.words)} if target.json else {}
+    atheris.Setup([name, *arguments], target.holds, **shaped)
     atheris.Fuzz()
 
 
@@ -72,7 +74,6 @@ def search(name: str, seconds: int, corpus: Path, work: Path) -> bool:
         errors="replace",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=seconds + 120,
         check=False,
     )
     reached = REACHED.findall(run.stdout)

@@ -15,6 +15,7 @@ from narwhal.control.store.base import LeaseLost, StoreError
 from narwhal.control.store.etcd import DEFAULT_QUOTA_BYTES, EtcdStore
 from narwhal.control.store.etcd_client import Connection, Keys, State
 from narwhal.control.store.etcd_watch import Watcher
+from tests.contract.damaged import NO_LEASES
 from tests.contract.etcd_kit import BOUND_S, Open, key, led, opened, settings, until
 from tests.etcd import Etcd
 
@@ -65,7 +66,7 @@ async def test_the_newest_documents_that_were_set_aside_are_kept(etcd: Etcd, ano
     assert there[kept[-1]] == b"document 6"
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"epoch": "x", "holder": "a", "address": ""}', b'{"epoch": 3}'])
+@pytest.mark.parametrize("text", NO_LEASES, ids=range(len(NO_LEASES)))
 async def test_an_epoch_that_cannot_be_read_lets_nobody_lead(text: bytes, etcd: Etcd, another: Open) -> None:
     store = await another()
     with etcd.client() as client:

@@ -20,6 +20,7 @@ from narwhal.control.store.atomic import replace_file, sweep
 from narwhal.control.store.base import LeaseLost, StoreError
 from narwhal.control.store.file import FileStore
 from narwhal.control.store.thread import BlockingThread
+from tests.contract.damaged import NO_LEASES
 
 SYSTEM: Any = atomic  # whose system calls are made to fail
 OLD = b'{"old": true}'
@@ -300,7 +301,7 @@ async def test_the_kernel_frees_the_lease_of_a_killed_process(tmp_path: Path) ->
     await store.close()
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"epoch": "x", "holder": "a", "address": ""}', b'{"epoch": 3}'])
+@pytest.mark.parametrize("text", NO_LEASES, ids=range(len(NO_LEASES)))
 async def test_a_lease_file_that_cannot_be_read_lets_nobody_lead(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "lease.json").write_bytes(text)
     store = await FileStore.open(tmp_path)

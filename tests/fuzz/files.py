@@ -12,11 +12,15 @@ from narwhal.control.core.codec import decode
 from narwhal.control.core.events import Input, Reported
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import Resume, aged, from_document, to_document
+from narwhal.control.core.history import HistoryError
+from narwhal.control.core.history import from_document as from_history
+from narwhal.control.core.history import to_document as to_history
 from narwhal.control.core.journal import Head, head_line, step_line
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.journal import encoded
 from narwhal.control.replay import AsItWas, Reading, ReplayError, give, lines_of
 from narwhal.control.resume import judge
+from narwhal.control.store.base import read_owner
 from narwhal.reports import Batch, ProxyKey, Run
 from narwhal.vocabulary import Outcome, Phase, Stage
 from tests.core.rig import Rig
@@ -51,6 +55,27 @@ def document(data: bytes) -> None:
         rig.fleet.explain(engine.id, now=rig.now)
     stored = orjson.dumps(to_document(rig.fleet.save(now=rig.now), wall=WALL, epoch=4, holder="b"))
     from_document(orjson.loads(stored))
+
+
+def lease(data: bytes) -> None:
+    """The document of a lease: refused, or it names whom the next leader follows."""
+    try:
+        owner, _ = read_owner(data)
+    except ValueError as refused:
+        worded(str(refused))
+        return
+    assert 0 < owner.epoch < 2**63
+    f"{owner.holder} {owner.address}".encode()  # for people, and for peers
+
+
+def history(data: bytes) -> None:
+    """The past of a lease: refused in words, or the same when it is written again."""
+    try:
+        known = from_history(orjson.loads(data))
+    except (orjson.JSONDecodeError, HistoryError) as refused:
+        worded(str(refused))
+        return
+    assert from_history(orjson.loads(orjson.dumps(to_history(known)))) == known
 
 
 # --- the event journal ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from narwhal import wire
 from narwhal._pb import outcome_pb2, placement_pb2
+from narwhal.config import FleetFileError, ProxySettings
 from narwhal.control.core.codec import decode as decoded
 from narwhal.control.core.events import Input, ProxyAcked, ProxyConnected, ProxyLeft, ProxyNacked, Reported
 from narwhal.control.core.handoff import from_document, to_document
@@ -161,3 +162,13 @@ def change(held: Held, data: bytes) -> None:
         return wire.apply_change(held.placement, message, now=NOW)
 
     offered(held, changed)
+
+
+def proxy_settings(data: bytes) -> None:
+    """What control tells a proxy to work by: refused with all that is wrong, or the same when it is told on."""
+    try:
+        told = ProxySettings.from_json(data)
+    except FleetFileError as refused:
+        worded(*refused.problems)
+        return
+    assert ProxySettings.from_json(told.to_json()) == told

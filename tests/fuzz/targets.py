@@ -9,6 +9,8 @@ import orjson
 
 from narwhal import wire
 from narwhal._pb import placement_pb2
+from narwhal.config import ProxySettings
+from narwhal.control.core.history import Epoch, History, to_document
 from narwhal.measures import LegMeasures, Measure, Sketch
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, LegFailure, ProxyKey, RequestCounts, Run
@@ -51,6 +53,7 @@ class Target:
     holds: Callable[[bytes], None]  # raises where the property does not hold
     seeds: Callable[[], list[bytes]]
     words: tuple[bytes, ...] = ()
+    json: bool = False  # such bytes are JSON, in lines or between NUL bytes
 
 
 def _deep(whole: bytes, place: bytes) -> list[bytes]:
@@ -162,6 +165,7 @@ def _fleets() -> list[bytes]:
 
 TARGETS: dict[str, Target] = {
     "prefill-answer": Target(
+        json=True,
         holds=engines.prefill_answer,
         seeds=lambda: [
             b'{"id":"cmpl-1","usage":{"prompt_tokens": 9},"kv_transfer_params":%b}' % handoff
@@ -170,6 +174,7 @@ TARGETS: dict[str, Target] = {
         words=(*IN_JSON, *(b'"%b"' % name.encode() for name in HANDOFF)),
     ),
     "decode-answer": Target(
+        json=True,
         holds=engines.decode_answer,
         seeds=lambda: [
             b'{"choices": [{"text": "a", "finish_reason": "abort"}], "usage": {"completion_tokens": 3}}',
@@ -186,11 +191,13 @@ TARGETS: dict[str, Target] = {
     "stream": Target(holds=engines.stream, seeds=lambda: _cut(*_streams()), words=IN_STREAMS),
     "engine-http": Target(holds=engines.engine_http, seeds=lambda: _cut(*_answers()), words=(*IN_HTTP, *IN_STREAMS)),
     "check-answers": Target(
+        json=True,
         holds=engines.check_answers,
         seeds=_identities,
         words=(*IN_JSON, b"\0", b"process_start_time_seconds ", b"nan", b"inf", b'"started_at"', b'"version"', b'"id"'),
     ),
     "client-body": Target(
+        json=True,
         holds=clients.body,
         seeds=lambda: [
             *_nested(orjson.dumps(BODY)),
@@ -205,13 +212,37 @@ TARGETS: dict[str, Target] = {
     "report": Target(holds=peers.report, seeds=_reports),
     "proxy-message": Target(holds=peers.proxy_message, seeds=_greetings),
     "placement": Target(holds=peers.snapshot, seeds=_placements),
+    "proxy-settings": Target(
+        json=True,
+        holds=peers.proxy_settings,
+        seeds=lambda: [ProxySettings(name="f", model="m").to_json(), b'{"name": "f", "model": "m", "unheard_of": 1}'],
+        words=IN_JSON,
+    ),
+    "lease": Target(
+        json=True,
+        holds=files.lease,
+        seeds=lambda: [b'{"epoch": 3, "holder": "a", "address": "h:1", "token": "t"}'],
+        words=(*IN_JSON, b'"epoch"', b"Infinity", b"NaN"),
+    ),
+    "history": Target(
+        json=True,
+        holds=files.history,
+        seeds=lambda: [
+            orjson.dumps(to_document(History().began(Epoch(epoch=3, holder="a", address="h:1", began_at=1.0))))
+        ],
+        words=(*IN_JSON, b'"epochs"'),
+    ),
     "handoff-document": Target(
+        json=True,
         holds=files.document,
         seeds=lambda: _nested(files.good()),
         words=(*IN_JSON, b'"d1"', b'"p1"', b'"drain"', b"1e300"),
     ),
     "journal": Target(
-        holds=files.journal, seeds=lambda: [files.good_journal()], words=(*IN_JSON, b'"Tick"', b'"start"', b"1e300")
+        json=True,
+        holds=files.journal,
+        seeds=lambda: [files.good_journal()],
+        words=(*IN_JSON, b'"Tick"', b'"start"', b"1e300"),
     ),
     "fleet-file": Target(
         holds=files.fleet_file, seeds=_fleets, words=(b"&a ", b"*a", b"<<: ", b"!!", b"- ", b": ", b"${SECRET}", b"? ")

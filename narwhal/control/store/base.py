@@ -10,7 +10,11 @@ from an error that the store is unchanged. What holds in every store:
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import orjson
+
+from narwhal.placement import HIGHEST_EPOCH
 
 
 class StoreError(Exception):
@@ -33,6 +37,20 @@ class Owner:
     holder: str  # the control process's id
     address: str  # its gRPC address, HOST:PORT
     epoch: int
+
+
+def read_owner(text: bytes) -> tuple[Owner, dict[str, Any]]:
+    """Who leads, as the document of a lease says it, and all that it says. Raises ValueError where it does not: without
+    the last epoch a new one could go back, and above an impossible one nobody could lead."""
+    value = orjson.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("is no object")
+    holder, address, epoch = value.get("holder"), value.get("address"), value.get("epoch")
+    if not isinstance(holder, str) or not isinstance(address, str):
+        raise ValueError("does not name its holder")
+    if type(epoch) is not int or not 0 < epoch <= HIGHEST_EPOCH + 1:  # what is led above the highest that is believed
+        raise ValueError("has no epoch")
+    return Owner(holder=holder, address=address, epoch=epoch), value
 
 
 @dataclass(kw_only=True, slots=True)

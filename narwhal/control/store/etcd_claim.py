@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from operator import methodcaller
 
 from narwhal.clock import Clock
-from narwhal.control.store.base import Lease, LeaseLost, NotYet, Owner, StoreError
+from narwhal.control.store.base import Lease, LeaseLost, NotYet, Owner, StoreError, read_owner
 from narwhal.control.store.etcd_client import (
     Connection,
     Entry,
@@ -52,10 +52,12 @@ class Claim:
 def read_claim(entry: Entry, key: bytes) -> Claim:
     """What is stored. Raises StoreError: without the last epoch a new one could go back."""
     try:
-        value = json.loads(entry.value)
-        owner = Owner(holder=str(value["holder"]), address=str(value["address"]), epoch=int(value["epoch"]))
-        return Claim(owner=owner, token=str(value["token"]), released=value.get("released") is True)
-    except (ValueError, KeyError, TypeError):
+        owner, value = read_owner(entry.value)
+        token = value.get("token")
+        if not isinstance(token, str):
+            raise ValueError("has no token")
+        return Claim(owner=owner, token=token, released=value.get("released") is True)
+    except ValueError:
         raise StoreError(
             f"etcd's key {key.decode()} is not readable as a lease; restore it, or delete it to start from epoch 1"
         ) from None

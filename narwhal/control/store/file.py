@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from narwhal.control.store.atomic import replace_file, sweep, sync_directory
-from narwhal.control.store.base import Lease, LeaseLost, Owner, StoreError
+from narwhal.control.store.base import Lease, LeaseLost, Owner, StoreError, read_owner
 from narwhal.control.store.thread import BlockingThread
 
 T = TypeVar("T")
@@ -190,9 +190,8 @@ class FileStore:
         if text is None:
             return None
         try:
-            value = json.loads(text)
-            return Owner(holder=str(value["holder"]), address=str(value["address"]), epoch=int(value["epoch"]))
-        except (ValueError, KeyError, TypeError):
+            return read_owner(text)[0]
+        except ValueError:
             # Without the last epoch a new one could go back: better nobody leads until a person has looked.
             raise StoreError(
                 f"{self._owner} is not readable as a lease; restore it, or remove it to start from epoch 1"
