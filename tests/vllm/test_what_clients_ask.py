@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from narwhal.connectors.vllm_nixl import ASK_FOR_HANDOFF
 from scripts.real_engines.bench import CHAT, COMPLETIONS, MODEL
 from scripts.real_engines.rawhttp import Exchange
 from tests.vllm.stack import SENTENCE, Stack, messages, metric, post, prompt, status, streamed_text, text_of, wait_until
@@ -120,7 +121,7 @@ def test_logprobs_of_a_chat(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_several_choices_of_one_prompt(stack: Stack, stream: bool) -> None:
-    """Each choice of the decode engine reads the same handoff, in the one leg."""
+    """The decode engine reads the handoff once, and finds its KV for each choice in its own cache."""
     body = {**DRAWN, "prompt": prompt(f"choices {stream}"), "max_tokens": 16, "n": 3}
     alone = texts_of(post(stack.prefill.url, COMPLETIONS, body))
     answer = post(stack.url, COMPLETIONS, {**body, "stream": stream})
@@ -136,7 +137,7 @@ def test_several_choices_of_one_prompt(stack: Stack, stream: bool) -> None:
 
 
 def test_several_choices_beside_other_requests(stack: Stack) -> None:
-    """The blocks that the last choices read are still the prompt's, though others want blocks meanwhile."""
+    """Each choice is of its own prompt, though others want blocks meanwhile (with few: test_short_of_room.py)."""
 
     def body(number: int) -> dict[str, Any]:
         return {**SHARP, "prompt": f"{number} of several: {SENTENCE * 12}", "max_tokens": 10, "n": 4}
@@ -161,6 +162,25 @@ def test_several_choices_leave_no_kv_behind(stack: Stack) -> None:
         post(stack.url, COMPLETIONS, {**SHARP, "prompt": f"left behind: {SENTENCE * 12}", "max_tokens": 4, "n": 4})
     )
     wait_until(lambda: pinned() == 0, "the producer holds nothing of it, long before its lease ends", 10)
+
+
+def test_a_number_of_choices_as_text_is_a_number(stack: Stack) -> None:
+    """Engines take it for one."""
+    body = {**SHARP, "prompt": f"as text: {SENTENCE * 12}", "max_tokens": 8, "n": "3"}
+    before = stack.transfers()
+    got = texts_of(post(stack.url, COMPLETIONS, body))
+    assert got == [stack.alone(COMPLETIONS, {**body, "n": 1})] * 3
+    assert stack.transfers() == before + 1
+
+
+def test_a_beam_search_is_refused_because_engines_hand_over_no_kv_of_it(stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": prompt("beams"), "max_tokens": 1, "n": 2, "use_beam_search": True}
+    alone = post(stack.prefill.url, COMPLETIONS, {**body, "kv_transfer_params": ASK_FOR_HANDOFF})
+    assert len(chosen(alone)) == 2
+    assert json.loads(alone.body)["kv_transfer_params"] is None
+    refused = post(stack.url, COMPLETIONS, body)
+    assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "use_beam_search")
+    assert all(not stack.seen(name)["streaks"] for name in stack.engines)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
