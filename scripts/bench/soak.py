@@ -43,7 +43,8 @@ SHOWN: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("pd", "status", {"status": 500}),
     ("pd", "status", {"status": 429}),
     ("pd", "close-before-answer", {}),
-    ("pd", "refuse", {}),
+    # An engine that refuses cannot be told to stop it: it does by itself, before the fault is over.
+    ("pd", "refuse", {"for_s": FAULT_S[0] - 0.5}),
     ("d", "stall", {"after": 3}),
     ("d", "cut", {"after": 3}),
     ("d", "error-event", {"after": 2}),
