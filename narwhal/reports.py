@@ -33,6 +33,7 @@ class LegFailure:
     detail: str = ""  # one line for operators: what the proxy saw
     request_id: str = ""
     elapsed_s: float = 0.0  # from the leg's start to its failure
+    engine_silent: bool = False  # the engine had given nothing to any leg of the proxy for `recovery.stall_s`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -201,6 +201,7 @@ def _run_to_wire(run: Run) -> outcome_pb2.OutcomeRun:
                 detail=run.failure.detail,
                 request_id=run.failure.request_id,
                 elapsed_s=run.failure.elapsed_s,
+                engine_silent=run.failure.engine_silent,
             )
         )
     return message
@@ -220,6 +221,7 @@ def _run_from_wire(message: outcome_pb2.OutcomeRun) -> Run:
             detail=message.failure.detail[:LONGEST_TEXT],
             request_id=message.failure.request_id[:LONGEST_NAME],
             elapsed_s=_seconds(message.failure.elapsed_s, "a leg"),
+            engine_silent=message.failure.engine_silent,
         )
     _at_most(message.count, "a run")
     try:

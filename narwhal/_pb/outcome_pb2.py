@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from narwhal._pb import placement_pb2 as narwhal_dot_v1_dot_placement__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18narwhal/v1/outcome.proto\x12\nnarwhal.v1\x1a\x1anarwhal/v1/placement.proto\"\x86\x01\n\nLegFailure\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x1c\n\x14producer_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x11\n\telapsed_s\x18\x06 \x01(\x01\"\xb7\x01\n\nOutcomeRun\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\'\n\x07outcome\x18\x04 \x01(\x0e\x32\x16.narwhal.v1.LegOutcome\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x16.narwhal.v1.LegFailure\"e\n\rRequestCounts\x12\x0e\n\x06served\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x04\x12\x10\n\x08rejected\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x0f\n\x07retried\x18\x05 \x01(\x04\")\n\x06Sketch\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\x11\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"\xab\x02\n\x0bLegMeasures\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12#\n\x07\x66irst_s\x18\x04 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\"\n\x06step_s\x18\x05 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\"\n\x06wait_s\x18\x06 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12)\n\rprompt_tokens\x18\x07 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12)\n\routput_tokens\x18\x08 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\x0f\n\x07waiting\x18\t \x01(\x04\"\xdb\x01\n\x0bReportBatch\x12(\n\x05proxy\x18\x01 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x04runs\x18\x03 \x03(\x0b\x32\x16.narwhal.v1.OutcomeRun\x12+\n\x08requests\x18\x04 \x01(\x0b\x32\x19.narwhal.v1.RequestCounts\x12)\n\x08measures\x18\x05 \x03(\x0b\x32\x17.narwhal.v1.LegMeasures\x12\x12\n\nmeasured_s\x18\x06 \x01(\x01\"\x1d\n\tReportAck\x12\x10\n\x08sequence\x18\x01 \x01(\x04*\xc1\x06\n\nLegOutcome\x12\x1b\n\x17LEG_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LEG_OUTCOME_HANDOFF\x10\x01\x12\x1f\n\x1bLEG_OUTCOME_STREAM_COMPLETE\x10\x02\x12\x1f\n\x1bLEG_OUTCOME_ANSWER_COMPLETE\x10\x03\x12\x1c\n\x18LEG_OUTCOME_CLIENT_ERROR\x10\x04\x12\x17\n\x13LEG_OUTCOME_REFUSED\x10\x05\x12\x1b\n\x17LEG_OUTCOME_UNREACHABLE\x10\x06\x12\x15\n\x11LEG_OUTCOME_RESET\x10\x07\x12\x1a\n\x16LEG_OUTCOME_TLS_FAILED\x10\x08\x12\x1a\n\x16LEG_OUTCOME_ANSWER_CUT\x10\t\x12\x1f\n\x1bLEG_OUTCOME_CONNECT_TIMEOUT\x10\n\x12\x1f\n\x1bLEG_OUTCOME_PREFILL_TIMEOUT\x10\x0b\x12\x1c\n\x18LEG_OUTCOME_READ_TIMEOUT\x10\x0c\x12#\n\x1fLEG_OUTCOME_FIRST_TOKEN_TIMEOUT\x10\r\x12\x1d\n\x19LEG_OUTCOME_STREAM_SILENT\x10\x0e\x12\x1a\n\x16LEG_OUTCOME_STREAM_CUT\x10\x0f\x12$\n LEG_OUTCOME_MARKER_WITHOUT_TOKEN\x10\x10\x12\x1b\n\x17LEG_OUTCOME_ERROR_EVENT\x10\x11\x12 \n\x1cLEG_OUTCOME_STREAM_MALFORMED\x10\x12\x12\x17\n\x13LEG_OUTCOME_STALLED\x10\x13\x12\x18\n\x14LEG_OUTCOME_HTTP_408\x10\x14\x12\x18\n\x14LEG_OUTCOME_HTTP_429\x10\x15\x12\x18\n\x14LEG_OUTCOME_HTTP_5XX\x10\x16\x12\x1e\n\x1aLEG_OUTCOME_WRONG_IDENTITY\x10\x17\x12 \n\x1cLEG_OUTCOME_HANDOFF_UNUSABLE\x10\x18\x12\x19\n\x15LEG_OUTCOME_CANCELLED\x10\x19\x12\x15\n\x11LEG_OUTCOME_LOCAL\x10\x1a\x12\x18\n\x14LEG_OUTCOME_DEADLINE\x10\x1b\x32V\n\x0eOutcomeService\x12\x44\n\x0eReportOutcomes\x12\x17.narwhal.v1.ReportBatch\x1a\x15.narwhal.v1.ReportAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18narwhal/v1/outcome.proto\x12\nnarwhal.v1\x1a\x1anarwhal/v1/placement.proto\"\x9d\x01\n\nLegFailure\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x1c\n\x14producer_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06status\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x11\n\telapsed_s\x18\x06 \x01(\x01\x12\x15\n\rengine_silent\x18\x07 \x01(\x08\"\xb7\x01\n\nOutcomeRun\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\'\n\x07outcome\x18\x04 \x01(\x0e\x32\x16.narwhal.v1.LegOutcome\x12\r\n\x05\x63ount\x18\x05 \x01(\x04\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x16.narwhal.v1.LegFailure\"e\n\rRequestCounts\x12\x0e\n\x06served\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x04\x12\x10\n\x08rejected\x18\x03 \x01(\x04\x12\x11\n\tcancelled\x18\x04 \x01(\x04\x12\x0f\n\x07retried\x18\x05 \x01(\x04\")\n\x06Sketch\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\x11\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"\xab\x02\n\x0bLegMeasures\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.narwhal.v1.Phase\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12#\n\x07\x66irst_s\x18\x04 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\"\n\x06step_s\x18\x05 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\"\n\x06wait_s\x18\x06 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12)\n\rprompt_tokens\x18\x07 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12)\n\routput_tokens\x18\x08 \x01(\x0b\x32\x12.narwhal.v1.Sketch\x12\x0f\n\x07waiting\x18\t \x01(\x04\"\xdb\x01\n\x0bReportBatch\x12(\n\x05proxy\x18\x01 \x01(\x0b\x32\x19.narwhal.v1.ProxyIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12$\n\x04runs\x18\x03 \x03(\x0b\x32\x16.narwhal.v1.OutcomeRun\x12+\n\x08requests\x18\x04 \x01(\x0b\x32\x19.narwhal.v1.RequestCounts\x12)\n\x08measures\x18\x05 \x03(\x0b\x32\x17.narwhal.v1.LegMeasures\x12\x12\n\nmeasured_s\x18\x06 \x01(\x01\"\x1d\n\tReportAck\x12\x10\n\x08sequence\x18\x01 \x01(\x04*\xc1\x06\n\nLegOutcome\x12\x1b\n\x17LEG_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13LEG_OUTCOME_HANDOFF\x10\x01\x12\x1f\n\x1bLEG_OUTCOME_STREAM_COMPLETE\x10\x02\x12\x1f\n\x1bLEG_OUTCOME_ANSWER_COMPLETE\x10\x03\x12\x1c\n\x18LEG_OUTCOME_CLIENT_ERROR\x10\x04\x12\x17\n\x13LEG_OUTCOME_REFUSED\x10\x05\x12\x1b\n\x17LEG_OUTCOME_UNREACHABLE\x10\x06\x12\x15\n\x11LEG_OUTCOME_RESET\x10\x07\x12\x1a\n\x16LEG_OUTCOME_TLS_FAILED\x10\x08\x12\x1a\n\x16LEG_OUTCOME_ANSWER_CUT\x10\t\x12\x1f\n\x1bLEG_OUTCOME_CONNECT_TIMEOUT\x10\n\x12\x1f\n\x1bLEG_OUTCOME_PREFILL_TIMEOUT\x10\x0b\x12\x1c\n\x18LEG_OUTCOME_READ_TIMEOUT\x10\x0c\x12#\n\x1fLEG_OUTCOME_FIRST_TOKEN_TIMEOUT\x10\r\x12\x1d\n\x19LEG_OUTCOME_STREAM_SILENT\x10\x0e\x12\x1a\n\x16LEG_OUTCOME_STREAM_CUT\x10\x0f\x12$\n LEG_OUTCOME_MARKER_WITHOUT_TOKEN\x10\x10\x12\x1b\n\x17LEG_OUTCOME_ERROR_EVENT\x10\x11\x12 \n\x1cLEG_OUTCOME_STREAM_MALFORMED\x10\x12\x12\x17\n\x13LEG_OUTCOME_STALLED\x10\x13\x12\x18\n\x14LEG_OUTCOME_HTTP_408\x10\x14\x12\x18\n\x14LEG_OUTCOME_HTTP_429\x10\x15\x12\x18\n\x14LEG_OUTCOME_HTTP_5XX\x10\x16\x12\x1e\n\x1aLEG_OUTCOME_WRONG_IDENTITY\x10\x17\x12 \n\x1cLEG_OUTCOME_HANDOFF_UNUSABLE\x10\x18\x12\x19\n\x15LEG_OUTCOME_CANCELLED\x10\x19\x12\x15\n\x11LEG_OUTCOME_LOCAL\x10\x1a\x12\x18\n\x14LEG_OUTCOME_DEADLINE\x10\x1b\x32V\n\x0eOutcomeService\x12\x44\n\x0eReportOutcomes\x12\x17.narwhal.v1.ReportBatch\x1a\x15.narwhal.v1.ReportAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'narwhal.v1.outcome_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEGOUTCOME']._serialized_start=1093
-  _globals['_LEGOUTCOME']._serialized_end=1926
+  _globals['_LEGOUTCOME']._serialized_start=1116
+  _globals['_LEGOUTCOME']._serialized_end=1949
   _globals['_LEGFAILURE']._serialized_start=69
-  _globals['_LEGFAILURE']._serialized_end=203
-  _globals['_OUTCOMERUN']._serialized_start=206
-  _globals['_OUTCOMERUN']._serialized_end=389
-  _globals['_REQUESTCOUNTS']._serialized_start=391
-  _globals['_REQUESTCOUNTS']._serialized_end=492
-  _globals['_SKETCH']._serialized_start=494
-  _globals['_SKETCH']._serialized_end=535
-  _globals['_LEGMEASURES']._serialized_start=538
-  _globals['_LEGMEASURES']._serialized_end=837
-  _globals['_REPORTBATCH']._serialized_start=840
-  _globals['_REPORTBATCH']._serialized_end=1059
-  _globals['_REPORTACK']._serialized_start=1061
-  _globals['_REPORTACK']._serialized_end=1090
-  _globals['_OUTCOMESERVICE']._serialized_start=1928
-  _globals['_OUTCOMESERVICE']._serialized_end=2014
+  _globals['_LEGFAILURE']._serialized_end=226
+  _globals['_OUTCOMERUN']._serialized_start=229
+  _globals['_OUTCOMERUN']._serialized_end=412
+  _globals['_REQUESTCOUNTS']._serialized_start=414
+  _globals['_REQUESTCOUNTS']._serialized_end=515
+  _globals['_SKETCH']._serialized_start=517
+  _globals['_SKETCH']._serialized_end=558
+  _globals['_LEGMEASURES']._serialized_start=561
+  _globals['_LEGMEASURES']._serialized_end=860
+  _globals['_REPORTBATCH']._serialized_start=863
+  _globals['_REPORTBATCH']._serialized_end=1082
+  _globals['_REPORTACK']._serialized_start=1084
+  _globals['_REPORTACK']._serialized_end=1113
+  _globals['_OUTCOMESERVICE']._serialized_start=1951
+  _globals['_OUTCOMESERVICE']._serialized_end=2037
 # @@protoc_insertion_point(module_scope)

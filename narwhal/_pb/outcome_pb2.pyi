@@ -68,20 +68,22 @@ LEG_OUTCOME_LOCAL: LegOutcome
 LEG_OUTCOME_DEADLINE: LegOutcome
 
 class LegFailure(_message.Message):
-    __slots__ = ("producer_id", "producer_incarnation", "status", "detail", "request_id", "elapsed_s")
+    __slots__ = ("producer_id", "producer_incarnation", "status", "detail", "request_id", "elapsed_s", "engine_silent")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_SILENT_FIELD_NUMBER: _ClassVar[int]
     producer_id: str
     producer_incarnation: int
     status: int
     detail: str
     request_id: str
     elapsed_s: float
-    def __init__(self, producer_id: _Optional[str] = ..., producer_incarnation: _Optional[int] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., request_id: _Optional[str] = ..., elapsed_s: _Optional[float] = ...) -> None: ...
+    engine_silent: bool
+    def __init__(self, producer_id: _Optional[str] = ..., producer_incarnation: _Optional[int] = ..., status: _Optional[int] = ..., detail: _Optional[str] = ..., request_id: _Optional[str] = ..., elapsed_s: _Optional[float] = ..., engine_silent: _Optional[bool] = ...) -> None: ...
 
 class OutcomeRun(_message.Message):
     __slots__ = ("engine_id", "phase", "incarnation", "outcome", "count", "failure")

@@ -97,7 +97,13 @@ class DataPath:
         self._connector = connector
         self._exposition = exposition
         draws = draws if draws is not None else random.Random()
-        witness = Witness(reporter, self.metrics, clock)
+        witness = Witness(
+            reporter,
+            self.metrics,
+            clock,
+            heard_at=self.legs.heard_at,
+            stall_s=lambda: feed.settings.recovery.stall_s,
+        )
         self.vigil = Vigil(lambda: feed.settings, lambda: feed.placement, self.legs.heard_at, witness)
         self.measuring = measuring if measuring is not None else Measuring(clock.monotonic())
         self.measuring.running = self.vigil.legs

@@ -52,6 +52,19 @@ def killed(name: str, victim: str, layout: Layout | None = None) -> Fault:
     return Fault(name=name, victim=victim, begin=begin, end=end, layout=layout or Layout(), killed=True)
 
 
+def core_killed(name: str, victim: str) -> Fault:
+    """The engine's core is killed, and the process ends with it; the fault's end is a new process at the address."""
+
+    async def begin(scene: Scene) -> None:
+        await scene.misbehave(victim, "core-killed")
+
+    async def end(scene: Scene) -> None:
+        await scene.kill(victim)  # what is left of it
+        await scene.start_engine(victim)
+
+    return Fault(name=name, victim=victim, begin=begin, end=end, killed=True)
+
+
 def restarted(name: str, victim: str) -> Fault:
     """SIGKILL, and a new process at the same address as soon as it starts."""
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.faults import Fault, killed, restarted, shows, stopped
+from scripts.bench.faults import Fault, core_killed, killed, restarted, shows, stopped
 from scripts.bench.scene import Layout
 from scripts.bench.tour import GIVEN_UP_S, Seen, table, visit
 
@@ -52,7 +52,7 @@ def rows() -> list[Row]:
             Row(fault=restarted(f"SIGKILL and restart, {phase}", engine), contained_s=AT_ONCE_S),
             Row(fault=stopped(f"SIGSTOP, SIGCONT, {phase}", engine), contained_s=silence_s),
             Row(fault=shows(f"generation dead, {phase}", engine, "core-stopped"), contained_s=silence_s),
-            Row(fault=shows(f"core killed, {phase}", engine, "core-killed"), contained_s=AT_ONCE_S),
+            Row(fault=core_killed(f"core killed, {phase}", engine), contained_s=AT_ONCE_S),
             Row(fault=shows(f"500s, {phase}", engine, "status", status=500), contained_s=AT_ONCE_S),
             Row(
                 fault=shows(f"429s, {phase}", engine, "status", status=429, out=False, within_s=10.0),
@@ -107,7 +107,7 @@ async def visited(row: Row, settings: str, rate: float) -> Seen:
         try:
             async with asyncio.timeout(GIVEN_UP_S):
                 seen = await visit(fault, Path(directory), rate=rate)
-        except (AssertionError, TimeoutError) as error:
+        except (AssertionError, OSError) as error:
             seen = Seen(fault=fault.name, victim=fault.victim, wrong=[f"given up: {error}"])
     seen.wrong = judged(row, seen, settings)
     return seen

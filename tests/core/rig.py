@@ -172,11 +172,12 @@ class Rig:
         producer: str = "",
         count: int = 1,
         detail: str = "",
+        engine_silent: bool = False,
     ) -> Run:
         known = self.fleet.incarnations()
         told = None
         if outcome not in SUCCESSES | NEUTRAL:
-            told = failure(outcome, producer, known.get(producer, 1), detail=detail)
+            told = failure(outcome, producer, known.get(producer, 1), detail=detail, engine_silent=engine_silent)
         view = next((e for e in self.engines() if e.id == engine), None)
         return Run(
             engine=engine,

@@ -140,8 +140,7 @@ def test_failures_with_a_process_that_is_gone_say_nothing_of_the_next() -> None:
     rig.report("d1", Outcome.ERROR_EVENT, producer="p1", count=2)
     rig.report("p1", Outcome.REFUSED, count=3)
     rig.readmit("p1")
-    rig.report("d2", Outcome.ERROR_EVENT, producer="p1", incarnation=1)  # of the process before
-    rig.report("d2", Outcome.ERROR_EVENT, producer="p1", incarnation=2)
+    rig.report("d2", Outcome.ERROR_EVENT, producer="p1")
     assert rig.holds("p1") == set()
     assert rig.kinds().count(EventKind.PRODUCER_BLAMED) == 0
 

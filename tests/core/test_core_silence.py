@@ -140,3 +140,34 @@ def test_whoever_takes_over_asks_again() -> None:
     rig.now += 1.0
     rig.send(Woke())
     assert rig.holds("p1") == {Hold.VERIFICATION}
+
+
+# --- streams that ended in silence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [(Outcome.FIRST_TOKEN_TIMEOUT, "first token timeout"), (Outcome.STREAM_SILENT, "stream silent")],
+)
+def test_a_stream_that_ended_in_silence_of_the_whole_engine_asks_for_a_probe(outcome: Outcome, words: str) -> None:
+    rig = two_and_two()
+    assert not of(rig.report("d1", outcome), ProbeInference)  # others had something of it
+    step = only(rig.report("d1", outcome, engine_silent=True), ProbeInference)
+    assert rig.holds("d1") == set()
+    rig.now += 1.0
+    rig.send(Woke())
+    assert rig.holds("d1") == {Hold.VERIFICATION}
+    (placed,) = rig.records(EventKind.HOLD_PLACED)
+    assert placed.message == f"engine d1: verification hold: 2 stream failures in a row ({words})"
+    rig.works(step)
+    assert rig.holds("d1") == set()
+
+
+@pytest.mark.rule("F10")
+def test_what_another_proxy_had_of_the_engine_contradicts_its_silence() -> None:
+    rig = two_and_two(stall_s=3.0)
+    rig.report("d1", Outcome.STREAM_COMPLETE, proxy=OTHER)
+    rig.now += 1.9
+    assert not of(rig.report("d1", Outcome.FIRST_TOKEN_TIMEOUT, engine_silent=True), ProbeInference)
+    assert rig.streaks("d1") == {C.STREAM: 1}  # a failure all the same

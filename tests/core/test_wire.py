@@ -40,6 +40,7 @@ failures = st.builds(
     detail=st.text(max_size=40),
     request_id=st.text(max_size=10),
     elapsed_s=st.floats(0, 600),
+    engine_silent=st.booleans(),
 )
 runs = st.builds(
     Run,

@@ -158,6 +158,50 @@ async def test_both_suspicions_can_be_turned_off() -> None:
         assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.STREAM_SILENT]
 
 
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize(("stall_s", "told"), [(0.3, True), (0.0, False), (2.0, False)])
+@on_uvloop
+async def test_a_stream_that_ends_in_silence_says_whether_the_whole_engine_was_silent(
+    stall_s: float, told: bool
+) -> None:
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+        if b"well" in asked.body:
+            asked.send(chunk(token()), chunk(DONE), LAST)
+
+    chosen = settings(
+        recovery={"stall_s": stall_s}, engine={"first_token_timeout_s": 0.8, "kv_first_pull_timeout_s": 0.8}
+    )
+    async with before(script, chosen=chosen) as (path, _, _):
+        await path.post(stream=True, prompt="well")
+        await path.post(stream=True)
+        run = path.reporter.legs[-1].run
+        assert run is not None
+        assert run.failure is not None
+        assert (run.outcome, run.failure.engine_silent) == (Outcome.FIRST_TOKEN_TIMEOUT, told)
+
+
+@pytest.mark.rule("F10")
+@on_uvloop
+async def test_an_engine_that_gives_something_to_others_is_not_silent() -> None:
+    async def script(asked: Asked) -> None:
+        asked.send(STREAM_HEAD)
+        for _ in range(20 if b"flows" in asked.body else 0):
+            asked.send(chunk(token()))
+            await asyncio.sleep(0.1)
+
+    chosen = settings(recovery={"stall_s": 0.3}, engine={"first_token_timeout_s": 0.8, "kv_first_pull_timeout_s": 0.8})
+    async with before(script, chosen=chosen) as (path, _, d):
+        flowing = asyncio.create_task(path.post(stream=True, prompt="flows"))
+        await until(lambda: len(d.asked) == 1)
+        await path.post(stream=True)
+        run = path.reporter.legs[-1].run
+        assert run is not None
+        assert run.failure is not None
+        assert (run.outcome, run.failure.engine_silent) == (Outcome.FIRST_TOKEN_TIMEOUT, False)
+        flowing.cancel()
+
+
 # --- V11 --------------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from tests.simulation.world import Invariant, Timer, Violation
 if TYPE_CHECKING:
     from tests.simulation.proxies import Proxy
 
+ENDED_IN_SILENCE = {Outcome.FIRST_TOKEN_TIMEOUT, Outcome.STREAM_SILENT}
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
 SIMPLE = {
     Seen.REFUSED: Outcome.REFUSED,
@@ -345,6 +346,8 @@ class Request:
             detail=end.detail,
             request_id=self.number,
             elapsed_s=proxy.now() - leg.began_at,
+            engine_silent=end.outcome in ENDED_IN_SILENCE
+            and 0 < proxy.plan.core.stall_s <= proxy.now() - proxy.heard.get(leg.entry.id, 0.0),
         )
         proxy.say(f"{self.number} {leg.phase} on {leg.entry.id}: {end.outcome} {end.status or ''}")
         proxy.tell_failure(

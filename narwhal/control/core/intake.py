@@ -107,9 +107,14 @@ class Intake:
             decisions += self._read(run, engine, now=now)
         seen = _seen(proxy, run, now)
         decisions += self._suspicions.failed(engine, failure, seen, count=run.count, now=now)
-        if run.outcome is Outcome.STALLED:
+        if run.outcome is Outcome.STALLED or self._ended_in_silence(proxy, run, now=now):
             decisions += self._suspicions.stalled(engine, seen, now=now)
         return decisions
+
+    def _ended_in_silence(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
+        """A stream for which nothing came until its deadline, nor to any other leg of its engine (spec F10)."""
+        told = run.failure
+        return told is not None and told.engine_silent and not self._contradicted(proxy, run, now=now)
 
     def _contradicted(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
         limit = self._settings.stall_s if run.phase is Phase.DECODE else self._settings.silent_leg_s
