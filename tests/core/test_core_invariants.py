@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 
 from narwhal.control.core.engine import Drain, Engine, Held, joining
+from narwhal.control.core.events import EjectCommand, ProbeCommand, Woke
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.invariants import SMALL, InvariantBrokenError, check
 from narwhal.control.core.readmission import Gate, Return
 from narwhal.control.core.suspect import Suspicion
 from narwhal.vocabulary import Hold
-from tests.core.rig import PROCESS, decode
+from tests.core.rig import PROCESS, Rig, decode, prefill
 
 GONE = "something is kept of an engine that has left the fleet"
 
@@ -208,3 +210,25 @@ def test_nothing_is_kept_of_an_engine_that_is_gone(size: int, whole: bool) -> No
         check(engines, {"x": gate()}, {}, about=["x"], whole=whole)
     with pytest.raises(InvariantBrokenError, match=f"^{GONE}$"):
         check(engines, {}, {"x": suspicion}, about=["x"], whole=whole)
+
+
+def test_a_state_that_no_history_leads_to_raises_at_the_next_step() -> None:
+    for spoil in (Hold.VERIFICATION, Hold.JOINING, Hold.EJECTED):
+        rig = Rig(prefill("p"), decode("d"))
+        engine = rig.fleet._engines["d"]
+        engine.holds[spoil] = Held(kind=spoil, reason="", since=0.0)
+        with pytest.raises(InvariantBrokenError):
+            rig.send(Woke())
+
+
+def test_in_a_large_fleet_such_a_state_raises_when_the_step_is_about_it_or_at_the_next_pass() -> None:
+    engines = [prefill("p"), *(decode(f"d{n}") for n in range(SMALL))]
+    saved = Rig(*engines).saved()
+    for about_it in (True, False):
+        rig = Rig(*engines, saved=saved)
+        spoilt = rig.fleet._engines["d7"]
+        spoilt.holds[Hold.VERIFICATION] = Held(kind=Hold.VERIFICATION, reason="", since=0.0)
+        rig.send(EjectCommand(engine="d8", reason=""))
+        step = partial(rig.send, ProbeCommand(engine="d7")) if about_it else rig.run_pass
+        with pytest.raises(InvariantBrokenError):
+            step()

@@ -109,6 +109,20 @@ def test_a_reload_moves_the_next_sweep_nearer_and_never_away(
     assert of(rig.tick(Stage.LIVENESS), ProbeHealth)
 
 
+@pytest.mark.rule("L1", "S2")
+def test_sweeps_that_are_turned_off_and_on_again_go_on_at_their_instant() -> None:
+    rig = fleet()
+    usual = rig.settings
+    rig.now += 2.0
+    rig.send(Reloaded(settings=rig.with_settings(liveness_every=0)))
+    rig.now += 1.0
+    rig.send(Reloaded(settings=usual))
+    rig.now += 6.75
+    assert rig.tick(Stage.LIVENESS) == ()
+    rig.now += 0.25
+    assert of(rig.tick(Stage.LIVENESS), ProbeHealth)
+
+
 @pytest.mark.rule("L1")
 def test_a_reload_changes_what_a_sweep_asks() -> None:
     rig = fleet()

@@ -6,12 +6,10 @@ import copy
 import json
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from narwhal.control.core.coverage import Candidate
-from narwhal.control.core.engine import Held
 from narwhal.control.core.events import (
     CaptureIdentity,
     CommandRefusedError,
@@ -36,15 +34,12 @@ from narwhal.control.core.events import (
     UndrainCommand,
     Woke,
 )
-from narwhal.control.core.evidence import Action
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import aged, from_document, to_document
-from narwhal.control.core.invariants import SMALL, InvariantBrokenError, check
 from narwhal.control.core.publication import PlacementContent, publishable
 from narwhal.control.core.survey import Survey
-from narwhal.control.core.suspect import Suspicion
 from narwhal.reports import ProxyKey, RequestCounts
-from narwhal.vocabulary import Hold, Outcome, Phase, Stage, Verdict
+from narwhal.vocabulary import Outcome, Phase, Stage, Verdict
 from tests.core.rig import NEUTRAL, PROCESS, SUCCESSES, Rig, decode, prefill
 
 PROXIES = [ProxyKey(id=name, slot=0, boot=1) for name in ("a", "b", "c")]
@@ -249,33 +244,3 @@ def test_a_random_walk_keeps_the_invariants_and_ends_well(seed: int) -> None:
     assert [e.id for e in view.engines if not e.eligible or e.holds or e.suspicion] == []
     assert view.not_ready == ""
     assert [e.weight for e in view.engines] == [1.0] * 5
-
-
-def test_a_state_that_no_history_leads_to_raises_at_the_next_step() -> None:
-    for spoil in (Hold.VERIFICATION, Hold.JOINING, Hold.EJECTED):
-        rig = Rig(prefill("p"), decode("d"))
-        engine = rig.fleet._engines["d"]
-        engine.holds[spoil] = Held(kind=spoil, reason="", since=0.0)
-        with pytest.raises(InvariantBrokenError):
-            rig.send(Woke())
-
-
-def test_in_a_large_fleet_such_a_state_raises_when_the_step_is_about_it_or_at_the_next_pass() -> None:
-    engines = [prefill("p"), *(decode(f"d{n}") for n in range(SMALL))]
-    saved = Rig(*engines).saved()
-    for about_it in (True, False):
-        rig = Rig(*engines, saved=saved)
-        spoilt = rig.fleet._engines["d7"]
-        spoilt.holds[Hold.VERIFICATION] = Held(kind=Hold.VERIFICATION, reason="", since=0.0)
-        rig.send(EjectCommand(engine="d8", reason=""))
-        step = partial(rig.send, ProbeCommand(engine="d7")) if about_it else rig.run_pass
-        with pytest.raises(InvariantBrokenError):
-            step()
-
-
-def test_what_is_kept_of_an_engine_that_is_gone_raises() -> None:
-    suspicion = Suspicion(action=Action.HEALTH_PROBE, reason="")
-    with pytest.raises(InvariantBrokenError):
-        check({}, {}, {"d7": suspicion}, about=["d7"], whole=False)
-    with pytest.raises(InvariantBrokenError):
-        check({}, {}, {"d7": suspicion})

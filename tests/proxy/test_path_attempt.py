@@ -258,7 +258,7 @@ ILLEGAL: list[tuple[State, Callable[[Attempt], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "do", "words"), ILLEGAL, ids=[words for _, _, words in ILLEGAL])
+@pytest.mark.parametrize(("state", "do", "words"), ILLEGAL, ids=range(len(ILLEGAL)))
 def test_what_is_not_allowed_says_in_which_state(state: State, do: Callable[[Attempt], object], words: str) -> None:
     machine = reached(state)
     with pytest.raises(IllegalTransition) as illegal:

@@ -327,7 +327,7 @@ class Fleet:
         decisions: list[Decision] = []
         for change in self._roster.reload(settings, now=now):
             if change.anew:
-                self._forget(change.engine, now)
+                self._forget(change.engine)
                 self._drift.forget(change.engine)
                 self._suspicions.removed(change.engine, now=now)
                 decisions += self._readmission.removed(change.engine)
@@ -369,7 +369,7 @@ class Fleet:
         engine.eject(telling.ejected_for(decision), now=now)
         self._readmission.ejected(engine, now=now)
         self._suspicions.ejected(engine, now=now)
-        self._forget(engine.id, now)
+        self._forget(engine.id)
         return [telling.ejected(decision)]
 
     def _admit(self, decision: Admission, now: float) -> list[Effect]:
@@ -381,7 +381,7 @@ class Fleet:
         self._suspicions.met(decision.met)
         return [telling.admitted(engine, first=first), *self._drift.admitted(engine, before=before)]
 
-    def _forget(self, engine: str, now: float) -> None:
+    def _forget(self, engine: str) -> None:
         """What is under way about an engine, or was said of it, is of an incarnation that is over."""
         self._liveness.forget(engine)
         self._models.forget(engine)
