@@ -59,6 +59,7 @@ def test_time_outs_again_although_health_was_good_ask_for_an_inference_probe() -
         "? p2→d for d",
     ]
     # A probe that passes clears the time-outs this time, and reaching them once more is a relapse again.
+    scene.report("d", Outcome.HTTP_5XX)
     scene.works(step)
     assert (scene.streaks("d"), scene.holds("d")) == ({}, {Hold.RELAPSE})
     scene.effects.clear()
