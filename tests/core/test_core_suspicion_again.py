@@ -14,8 +14,9 @@ from narwhal.control.core.events import (
     Reloaded,
     Woke,
 )
-from narwhal.vocabulary import Hold, Outcome, Stage, Verdict
-from tests.core.rig import Rig, decode, leg, only, prefill
+from narwhal.reports import Run
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage, Verdict
+from tests.core.rig import Rig, decode, leg, of, only, prefill
 from tests.core.scene import FOUR, GOT, HELD, OK, TIMED_OUT, Scene, cut, story, timed_out
 
 # --- relapses ---------------------------------------------------------------------------------------------------------
@@ -124,6 +125,19 @@ def test_classes_that_ask_for_the_same_are_told_together() -> None:
     told = "4 stream failures and 3 inference_status failures in a row"
     assert scene.story()[1] == f"engine d: verification hold: {told}, the last: decode leg: stream cut, on edge/0"
     assert scene.engine("d").holds[0].reason == f"{told} (stream cut)"
+
+
+@pytest.mark.rule("F1", "F3")
+@pytest.mark.parametrize(("counts", "streak", "asked"), [((2,), 2, 0), ((4,), 4, 1), ((2, 5), 7, 1), ((3, 3), 6, 1)])
+def test_equal_failures_that_are_told_as_one_run_count_each(counts: tuple[int, ...], streak: int, asked: int) -> None:
+    scene = Scene()
+    probes = []
+    for count in counts:
+        run = Run(engine="d", phase=Phase.DECODE, incarnation=1, outcome=Outcome.HTTP_5XX, count=count)
+        probes += of(scene.batch(run), ProbeInference)
+    assert scene.streaks("d") == {FailureClass.INFERENCE_STATUS: streak}
+    assert len(probes) == asked
+    assert scene.engine("d").outcomes == {Outcome.HTTP_5XX: streak}
 
 
 # --- an operator ------------------------------------------------------------------------------------------------------
