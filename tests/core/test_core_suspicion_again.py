@@ -68,6 +68,20 @@ def test_time_outs_again_although_health_was_good_ask_for_an_inference_probe() -
     assert scene.story()[0] == f"engine d relapsed: {why}; kept to a trickle for 10 s"
 
 
+@pytest.mark.rule("F4", "F7")
+@pytest.mark.parametrize("outcome", [Outcome.READ_TIMEOUT, Outcome.STREAM_CUT])
+def test_good_health_of_an_engine_on_hold_does_not_forget_the_producers_of_its_failures(outcome: Outcome) -> None:
+    scene = Scene()
+    scene.answer_health(timed_out(scene))
+    step = scene.step(scene.report("d", outcome, count=3, producer="p2"))
+    assert scene.holds("d") >= {Hold.VERIFICATION}
+    scene.fleet._suspicions.healthy(scene.fleet._engines["d"])
+    assert scene.engine("d").producers == ("p2",)
+    scene.effects.clear()
+    scene.works(step)
+    assert scene.story()[-1] == "? p2→d for d"
+
+
 @pytest.mark.rule("F11")
 def test_connections_refused_again_after_readmission_are_a_relapse_too() -> None:
     scene = Scene()
