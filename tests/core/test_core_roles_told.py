@@ -218,6 +218,8 @@ def test_who_moves() -> None:
     assert named(p1=0, p2=9, p3=3) == "p2"
     control.tick()  # nothing is named any more
     assert named(p1=4, p2=9, p3=3) == "p3"
+    control.tick()
+    assert named(p1=1, p2=1) == "p3"  # of whom no proxy says anything: nothing runs there
     control.engines["d1"].assume(P, now=NOW - 100.0)
     assert named(d1=50) == "d1"
 

@@ -182,6 +182,27 @@ def test_a_probe_that_an_operator_asks_for(consumed: Outcome, end: list[str]) ->
     assert scene.doing("d") == ""
 
 
+@pytest.mark.rule("F6")
+def test_an_operators_probe_whose_answer_is_lost_is_over() -> None:
+    scene = Scene()
+    scene.send(ProbeCommand(engine="d"))
+    scene.effects.clear()
+    scene.now += 1000.0
+    scene.tick(Stage.HEALTH)
+    assert scene.story() == ["engine d: inference probe: inconclusive: no answer came back"]
+    assert (scene.doing("d"), scene.holds("d")) == ("", set())
+
+
+@pytest.mark.case("B4")
+def test_of_an_engine_that_has_left_no_transfer_is_remembered() -> None:
+    scene = Scene()
+    scene.works(cut(scene))
+    met = scene.fleet._suspicions._asker._met
+    assert set(met) == {("p1", "d")}
+    scene.send(Reloaded(settings=scene.with_settings(engines=FOUR[1:])))
+    assert scene.fleet._suspicions._asker._met == {}
+
+
 @pytest.mark.rule("F3", "F6")
 def test_an_operators_probe_of_a_suspect_is_its_next_try() -> None:
     scene = Scene()
