@@ -337,6 +337,28 @@ def test_a_gate_that_a_drain_cancels_leaves_no_answer_to_wait_for() -> None:
     assert rig.records(EventKind.ENGINE_CHECK_FAILED) == []
 
 
+@pytest.mark.rule("R4")
+def test_a_candidate_that_is_drained_under_its_transfers_is_tried_with_nobody_any_more() -> None:
+    rig = Rig(*PINNED, liveness_every=0)
+    rig.send(EjectCommand(engine="d1", reason="x"))
+    transfer = only(up_to(rig, Check.FINAL_HEALTH, rig.send(ProbeCommand(engine="d1"))), RunTransfer)
+    rig.send(DrainCommand(engines=("d1",), reason="disk", deadline_s=9000.0, restart=False, wall=0.0))
+    assert of(rig.answer_transfer(transfer), RunTransfer) == []
+    for _ in range(30):
+        assert of(rig.run_pass(), RunTransfer) == []
+    assert gate_line(rig, "d1") == ""
+
+
+@pytest.mark.rule("R3", "R5")
+def test_one_that_is_ejected_while_an_operator_has_it_tried_is_due_an_interval_later() -> None:
+    rig = drained("d1", restart=False)
+    rig.now += 1000.0
+    rig.send(UndrainCommand(engines=("d1",)))
+    rig.report("d1", Outcome.REFUSED, count=3)
+    assert gate_line(rig, "d1") == "its gate is being tried: check health under way"
+    assert rig.saved().engines["d1"].gate_in_s == 10.0
+
+
 @pytest.mark.rule("R2", "R3")
 @pytest.mark.parametrize(("flaps", "called"), [(1, True), (2, False)])
 def test_engines_that_keep_coming_and_going_are_not_called_to_be_peers(flaps: int, called: bool) -> None:

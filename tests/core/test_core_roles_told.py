@@ -1,6 +1,5 @@
 """Role control by itself, with loads given exactly: every guard in its words, and what moves (spec C1–C4)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,46 +16,21 @@ from narwhal.control.core.events import (
     Refusal,
 )
 from narwhal.control.core.handoff import SavedRisk, SavedRoles
-from narwhal.control.core.loads import Load, measured
+from narwhal.control.core.loads import Load
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.roles import Roles
 from narwhal.control.core.settings import CoreSettings, EngineSpec, RoleMode, RoleSettings
-from narwhal.control.core.signals import Signals
 from narwhal.control.core.view import RiskView, RolesView, RoleView
-from narwhal.measures import Measure, Sketch, middle
+from narwhal.measures import Measure, middle
 from narwhal.reports import Run
 from narwhal.vocabulary import Hold, Outcome, Phase, RiskKind
+from tests.core.given import Given, sketch
 from tests.core.rig import EDGE, decode, prefill
 
 P, D = Phase.PREFILL, Phase.DECODE
 SIX = (prefill("p1"), prefill("p2"), prefill("p3"), decode("d1"), decode("d2"), decode("d3"))
 FOUR = (prefill("p1"), prefill("p2"), decode("d1"), decode("d2"))
 NOW = 1000.0
-
-
-class Given(Signals):
-    """Tells what a test sets: legs that wait (a tenth of the load each), a share of busy time, sketches."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self.legs = dict.fromkeys(Phase, 0)
-        self.share = dict.fromkeys(Phase, 0.0)
-        self.sketches: dict[Phase, dict[Measure, Sketch]] = {phase: {} for phase in Phase}
-        self.windows = 5
-
-    @property
-    def intervals(self) -> int:
-        return self.windows
-
-    def measured(self, phase: Phase) -> Mapping[Measure, Sketch]:
-        return {m: self.sketches[phase].get(m, Sketch()) for m in Measure}
-
-    def waiting(self, phase: Phase, *, now: float) -> int:
-        assert now >= NOW
-        return self.legs[phase]
-
-    def busy(self, phase: Phase) -> float:
-        return self.share[phase]
 
 
 class Control:
@@ -97,63 +71,6 @@ class Control:
 
 def moved(engine: str, to: Phase, cause: MoveCause, reason: str) -> RoleMove:
     return RoleMove(engine=engine, to=to, cause=cause, reason=reason)
-
-
-# --- loads ------------------------------------------------------------------------------------------------------------
-
-
-def sketch(**counts: int) -> Sketch:
-    """`b3=2`: two values in bucket 3."""
-    return Sketch({int(name[1:]): count for name, count in counts.items()})
-
-
-@pytest.mark.rule("C3")
-def test_what_a_load_is_made_of() -> None:
-    given = Given()
-    settings = CoreSettings(
-        name="f", model="m", engines=(), monitor_interval_s=0.5, roles=RoleSettings(ttft_s=2.0, tpot_s=0.5)
-    )
-    for phase in Phase:
-        given.sketches[phase] = {
-            Measure.FIRST: sketch(b0=89, b3=11),  # nine legs in ten keep within the value of bucket 3
-            Measure.STEP: sketch(b1=9, b9=1),
-            Measure.WAIT: sketch(b2=90, b5=10),
-            Measure.PROMPT: sketch(b70=50, b80=50),
-            Measure.OUTPUT: sketch(b60=49, b65=51),
-        }
-    given.legs = {P: 480, D: 12}
-    given.share = {P: 0.25, D: 0.75}
-    given.windows = 4
-    common = Load(
-        first_s=middle(3),
-        step_s=middle(1),
-        wait_s=middle(2),
-        prompt_tokens=middle(70),
-        output_tokens=middle(65),
-        latency=middle(3) / 2.0,
-    )
-    # 100 legs came to an end in four intervals of half a second: 480 that wait would take 9.6 s.
-    assert measured(P, settings, given, now=NOW) == replace(
-        common, waiting=480, queue_s=9.6, load=4.8, occupied=4.8, busy=0.25
-    )
-    # Decode is held to its steps too, and being busy is no sign that it cannot give up an engine.
-    assert measured(D, settings, given, now=NOW) == replace(
-        common, waiting=12, queue_s=0.24, latency=middle(1) / 0.5, load=middle(1) / 0.5, occupied=middle(1) / 0.5,
-        busy=0.75,
-    )  # fmt: skip
-    given.legs, given.share = {P: 0, D: 0}, {P: 0.9, D: 0.0}
-    load = measured(P, settings, given, now=NOW)
-    assert (load.load, load.occupied) == (middle(3) / 2.0, 0.9)
-
-
-@pytest.mark.rule("C3")
-def test_of_legs_that_wait_while_none_comes_to_an_end_each_takes_all_the_time() -> None:
-    given = Given()
-    given.legs = {P: 3, D: 0}
-    settings = CoreSettings(name="f", model="m", engines=(), roles=RoleSettings(ttft_s=10.0))
-    load = measured(P, settings, given, now=NOW)
-    assert load == Load(load=1.5, occupied=1.5, queue_s=15.0, waiting=3)
-    assert measured(D, settings, given, now=NOW) == Load()
 
 
 # --- why nothing moves ------------------------------------------------------------------------------------------------
@@ -301,6 +218,8 @@ def test_who_moves() -> None:
     assert named(p1=0, p2=9, p3=3) == "p2"
     control.tick()  # nothing is named any more
     assert named(p1=4, p2=9, p3=3) == "p3"
+    control.tick()
+    assert named(p1=1, p2=1) == "p3"  # of whom no proxy says anything: nothing runs there
     control.engines["d1"].assume(P, now=NOW - 100.0)
     assert named(d1=50) == "d1"
 

@@ -14,8 +14,9 @@ from narwhal.control.core.events import (
     Reloaded,
     Woke,
 )
-from narwhal.vocabulary import Hold, Outcome, Stage, Verdict
-from tests.core.rig import Rig, decode, leg, only, prefill
+from narwhal.reports import Run
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage, Verdict
+from tests.core.rig import Rig, decode, leg, of, only, prefill
 from tests.core.scene import FOUR, GOT, HELD, OK, TIMED_OUT, Scene, cut, story, timed_out
 
 # --- relapses ---------------------------------------------------------------------------------------------------------
@@ -59,11 +60,26 @@ def test_time_outs_again_although_health_was_good_ask_for_an_inference_probe() -
         "? p2→d for d",
     ]
     # A probe that passes clears the time-outs this time, and reaching them once more is a relapse again.
+    scene.report("d", Outcome.HTTP_5XX)
     scene.works(step)
     assert (scene.streaks("d"), scene.holds("d")) == ({}, {Hold.RELAPSE})
     scene.effects.clear()
     scene.report("d", Outcome.READ_TIMEOUT, count=3)
     assert scene.story()[0] == f"engine d relapsed: {why}; kept to a trickle for 10 s"
+
+
+@pytest.mark.rule("F4", "F7")
+@pytest.mark.parametrize("outcome", [Outcome.READ_TIMEOUT, Outcome.STREAM_CUT])
+def test_good_health_of_an_engine_on_hold_does_not_forget_the_producers_of_its_failures(outcome: Outcome) -> None:
+    scene = Scene()
+    scene.answer_health(timed_out(scene))
+    step = scene.step(scene.report("d", outcome, count=3, producer="p2"))
+    assert scene.holds("d") >= {Hold.VERIFICATION}
+    scene.fleet._suspicions.healthy(scene.fleet._engines["d"])
+    assert scene.engine("d").producers == ("p2",)
+    scene.effects.clear()
+    scene.works(step)
+    assert scene.story()[-1] == "? p2→d for d"
 
 
 @pytest.mark.rule("F11")
@@ -125,6 +141,19 @@ def test_classes_that_ask_for_the_same_are_told_together() -> None:
     assert scene.engine("d").holds[0].reason == f"{told} (stream cut)"
 
 
+@pytest.mark.rule("F1", "F3")
+@pytest.mark.parametrize(("counts", "streak", "asked"), [((2,), 2, 0), ((4,), 4, 1), ((2, 5), 7, 1), ((3, 3), 6, 1)])
+def test_equal_failures_that_are_told_as_one_run_count_each(counts: tuple[int, ...], streak: int, asked: int) -> None:
+    scene = Scene()
+    probes = []
+    for count in counts:
+        run = Run(engine="d", phase=Phase.DECODE, incarnation=1, outcome=Outcome.HTTP_5XX, count=count)
+        probes += of(scene.batch(run), ProbeInference)
+    assert scene.streaks("d") == {FailureClass.INFERENCE_STATUS: streak}
+    assert len(probes) == asked
+    assert scene.engine("d").outcomes == {Outcome.HTTP_5XX: streak}
+
+
 # --- an operator ------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +180,27 @@ def test_a_probe_that_an_operator_asks_for(consumed: Outcome, end: list[str]) ->
     scene.answer_step(step, GOT if consumed is OK else None, consumed)
     assert scene.story() == ["engine d: inference probe begins (asked for by an operator)", "? p1→d for d", *end]
     assert scene.doing("d") == ""
+
+
+@pytest.mark.rule("F6")
+def test_an_operators_probe_whose_answer_is_lost_is_over() -> None:
+    scene = Scene()
+    scene.send(ProbeCommand(engine="d"))
+    scene.effects.clear()
+    scene.now += 1000.0
+    scene.tick(Stage.HEALTH)
+    assert scene.story() == ["engine d: inference probe: inconclusive: no answer came back"]
+    assert (scene.doing("d"), scene.holds("d")) == ("", set())
+
+
+@pytest.mark.case("B4")
+def test_of_an_engine_that_has_left_no_transfer_is_remembered() -> None:
+    scene = Scene()
+    scene.works(cut(scene))
+    met = scene.fleet._suspicions._asker._met
+    assert set(met) == {("p1", "d")}
+    scene.send(Reloaded(settings=scene.with_settings(engines=FOUR[1:])))
+    assert scene.fleet._suspicions._asker._met == {}
 
 
 @pytest.mark.rule("F3", "F6")

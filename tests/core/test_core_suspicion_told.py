@@ -9,7 +9,7 @@ from narwhal.control.core.events import (
 )
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Stage
 from tests.core.rig import decode, leg, prefill
-from tests.core.scene import GOT, HELD, OK, Scene, cut, timed_out
+from tests.core.scene import FOUR, GOT, HELD, OK, Scene, cut, timed_out
 
 # --- health probes ----------------------------------------------------------------------------------------------------
 
@@ -247,3 +247,19 @@ def test_a_producer_that_is_waited_for_by_a_health_probe_is_asked_for_more() -> 
     assert blame("x", 1, "unknown", now=scene.now) == []
     scene.send(EjectCommand(engine="p2", reason="x"))
     assert blame("p2", 1, "out", now=scene.now) == []
+
+
+@pytest.mark.rule("F7")
+def test_a_producer_that_is_being_found_out_about_already_is_passed_over_for_the_next() -> None:
+    scene = Scene(*FOUR, prefill("p3", pinned=True))
+    health = scene.health(scene.report("p3", Outcome.PREFILL_TIMEOUT, count=3))
+    scene.report("d", Outcome.STREAM_CUT, count=2, producer="p1")
+    step = scene.step(scene.report("d", Outcome.STREAM_CUT, producer="p3"))
+    assert step.producer is not None
+    assert step.producer.engine == "p2"  # neither remembered nor doubted
+    scene.effects.clear()
+    scene.works(step)
+    assert scene.story()[-1] == "? p1→d for d"
+    assert scene.doing("p3") == "health probe under way: 3 timeout failures in a row (prefill timeout)"
+    scene.answer_health(health)
+    assert scene.doing("p3") == ""

@@ -86,9 +86,7 @@ class Proxies:
         if retired is not None:
             message = f"proxy {retired} was restarted; its process before counts no longer"
             records.append(Record(kind=EventKind.PROXY_RETIRED, message=message, proxy=str(retired)))
-        proxy = Proxy(
-            key=event.proxy, heard_at=now, address=event.address, pid=event.pid, stream=event.stream, connected=True
-        )
+        proxy = Proxy(key=event.proxy, heard_at=now, address=event.address, pid=event.pid, stream=event.stream)
         if before is not None and retired is None:
             # The same process on a new stream: what it applies and carries is true until it says otherwise.
             proxy.acked, proxy.resident, proxy.unread = before.acked, before.resident, before.unread

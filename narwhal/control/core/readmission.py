@@ -385,7 +385,6 @@ class Readmission:
         self.forget(engine)
         if back is None:
             return []
-        back.members.discard(engine)
         gone = CheckResult(verdict=Verdict.INCONCLUSIVE, detail="it is not the engine that was to come back any more")
         return self._not_back(back, engine, Check.HEALTH, gone) if back.whole else []
 
