@@ -62,7 +62,7 @@ def search(name: str, seconds: int, corpus: Path, work: Path) -> bool:
         "timeout": SLOWEST_S,
         "rss_limit_mb": MOST_MIB,
         "artifact_prefix": f"{known}-",
-        "dict": words,
+        **({"dict": words} if words.stat().st_size else {}),
     }
     given = [f"-{key}={value}" for key, value in options.items()]
     command = [sys.executable, __file__, "--child", name, "--", *given, str(known), str(begins)]

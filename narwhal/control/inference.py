@@ -263,11 +263,13 @@ class ProbedStream:
 
     def feed(self, data: bytes) -> bool:
         """Takes bytes; True once nothing that follows can change the outcome."""
-        self._buffer += data
-        while not self._over and (end := find_end(self._buffer, 0, self._scanned)) != -1:
-            event, self._buffer = self._buffer[:end], self._buffer[end:]
+        buffer, at = self._buffer + data, 0
+        while not self._over and (end := find_end(buffer, at, self._scanned)) != -1:
             self._scanned = 0
-            self._take(event)
+            self._take(buffer[at:end])
+            at = end
+        # Cut once: cut after each event, a piece full of tiny ones would keep the event loop for half a second.
+        self._buffer = buffer[at:]
         self._scanned = len(self._buffer)
         if not self._over and len(self._buffer) > LARGEST_ANSWER:
             self._end(Outcome.STREAM_MALFORMED, "an event without an end")

@@ -67,11 +67,12 @@ def changed(data: bytes, seed: int, words: tuple[bytes, ...], longest: int) -> b
     that can be read, or would be longer than `longest` bytes."""
     draw, end = Random(seed), b"\0" if b"\0" in data else b"\n"
     parts = data.split(end)
-    at = draw.randrange(len(parts))
+    documents = [number for number, part in enumerate(parts) if part.startswith((b"{", b"["))]
+    if not documents:
+        return None
+    at = draw.choice(documents)
     try:
         value = json.loads(parts[at])
-        if not isinstance(value, dict | list):
-            return None
         for _ in range(draw.choice((1, 1, 2, 3))):
             _change(value, draw, [word.strip(b'"').decode("utf-8", "replace") for word in words])
         parts[at] = json.dumps(value, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")

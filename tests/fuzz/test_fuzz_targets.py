@@ -1,11 +1,14 @@
 """Bytes of every kind that Narwhal reads, spoilt here and there: the same properties that `scripts/fuzz.py` searches by
 coverage, held to in every run of the tests."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.messages import fuzz
+from tests.fuzz.shapes import changed, mutator
 from tests.fuzz.targets import TARGETS, seeds
 
 
@@ -39,3 +42,16 @@ def test_spoilt_bytes_are_refused_or_mean_something(name: str) -> None:
         TARGETS[name].holds(data)
 
     holds()
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.json])
+def test_json_is_changed_and_is_json_still(name: str) -> None:
+    words, begun = TARGETS[name].words, seeds(name)[0]
+    others = [changed(begun, seed, words, 20_000) for seed in range(60)]
+    assert others == [changed(begun, seed, words, 20_000) for seed in range(60)]
+    known = {other for other in others if other is not None} - {begun}
+    assert len(known) > 20
+    for other in known:
+        for part in other.split(b"\0" if b"\0" in begun else b"\n"):
+            assert not part or not part.startswith(b"{") or isinstance(json.loads(part), dict)
+    assert max(len(mutator(words)(begun, 50, seed)) for seed in range(20)) <= 50

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from narwhal.control.core.events import EjectCommand, ProbeCommand
 from narwhal.vocabulary import Stage
+from tests.simulation import rare
 from tests.simulation.engines import Engine, Trouble
 from tests.simulation.operators import Operator
 
@@ -46,6 +47,13 @@ class Faults:
             self.planned += 1
             kind = slowly.choice((slowed, slowed_alone))
             self.sim.world.after(slowly.uniform(10.0, 40.0), self._begin, kind, slowly.uniform(20.0, 60.0))
+        # Drawn apart as well, and mostly after everything else, so that a seed is the run it was up to then.
+        rarely = Random(f"rare {plan.seed}")
+        if rarely.random() < rare.SHARE:
+            self.planned += 1
+            kind = rarely.choice(rare.LEASED if plan.lease_ttl_s else rare.ANYWHERE)
+            at = rarely.choice((at, at, rarely.uniform(10.0, 40.0)))
+            self.sim.world.after(at, self._begin, kind, rarely.uniform(*rare.LASTING_S[kind]))
 
     @property
     def over(self) -> bool:

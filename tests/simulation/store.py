@@ -66,6 +66,7 @@ class Store(Node):
         self.failing = False
         self.slow_s = 0.0  # on the way there
         self.late: dict[str, float] = {}  # on the way back, of some processes
+        self._held_up: dict[str, list[tuple[Any, ...]]] = {}  # what some processes ask, and the network keeps for now
         self.document: Document | None = None
         self.epoch = 0
         self.holder = ""
@@ -89,7 +90,21 @@ class Store(Node):
         node.after(CALL_S, answer, None, Failed("no answer"))
         if self.network.cut(node.name, self.name):
             return
-        self.world.after(self.network.delay() + self.slow_s, self._act, node, act, answer, node.life)
+        asked = (node, act, answer, node.life)
+        if node.name in self._held_up:
+            self._held_up[node.name].append(asked)
+            return
+        self.world.after(self.network.delay() + self.slow_s, self._act, *asked)
+
+    def hold_up(self, name: str) -> None:
+        """What this process asks from now on is on its way until `let_go`, however long ago it gave up waiting."""
+        self._held_up.setdefault(name, [])
+
+    def let_go(self, name: str) -> None:
+        """All of that arrives now, in its order."""
+        delay_s = self.network.delay()
+        for asked in self._held_up.pop(name, ()):
+            self.world.after(delay_s, self._act, *asked)
 
     def _act(self, node: Node, act: Callable[[], Any], answer: Done, life: int) -> None:
         rng = self.world.rng
