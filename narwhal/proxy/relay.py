@@ -178,7 +178,8 @@ class Relay:
         quiet_s = self._settings.engine.decode_read_timeout_s
         if self._connection is not None:
             self._connection.streaming(now + quiet_s, quiet_s)
-        if self._watched is not None and self._stream is not None:
+        # Choices come side by side, in one step of the engine: what their events take is no time per token.
+        if self._watched is not None and self._stream is not None and not self._request.several:
             self._flow = self._shared.measuring.first_token(self._watched.leg, self._stream, now)
 
     def output(self) -> None:
@@ -266,7 +267,8 @@ class Relay:
             return self._failed(leg, GIVEN_UP)
         if isinstance(result, Answer) and result.status == _OK:
             shared.witness.succeeded(leg, Outcome.ANSWER_COMPLETE)
-            shared.measuring.answered(leg, shared.clock.monotonic(), tokens_said(result.body, OUTPUT_TOKENS))
+            if not self._request.several:
+                shared.measuring.answered(leg, shared.clock.monotonic(), tokens_said(result.body, OUTPUT_TOKENS))
             self._answer = result
             return self._attempt.answered()
         return self._other(leg, result)
@@ -452,7 +454,7 @@ class Relay:
 
     def _measure(self) -> None:
         stream = self._stream
-        if stream is not None and stream.events > 1:
+        if stream is not None and stream.events > 1 and not self._request.several:
             spent = self._shared.clock.monotonic() - self._first_token_at
             self._shared.metrics.tpot_seconds.observe(spent / (stream.events - 1))
 

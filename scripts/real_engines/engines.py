@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,8 +30,10 @@ HOST = "127.0.0.1"
 MODEL = "tiny"
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
+PORTS_FROM = 20_000
 # Engines that this process started, by pid, for `stop` to collect; other processes know them by their records alone.
 _children: dict[int, subprocess.Popen[bytes]] = {}
+_given: set[int] = set()  # ports, whether or not somebody listens there yet
 
 
 class EngineError(Exception):
@@ -70,9 +73,19 @@ class Engine:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, for whoever listens at it again after a restart.
+
+    None of those that the kernel gives to outgoing connections: one of them may have it by then, and an engine that
+    cannot bind its side channel hangs and is never healthy.
+    """
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(PORTS_FROM, first_of_kernel), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise EngineError(f"no free port from {PORTS_FROM} to {first_of_kernel}")
 
 
 def start_ticks(pid: int) -> int | None:

@@ -68,6 +68,18 @@ async def test_an_answer_at_once_is_measured_by_its_usage() -> None:
     assert Measure.FIRST not in decode.sketches
 
 
+@pytest.mark.rule("H5")
+@pytest.mark.parametrize("stream", [False, True])
+@on_uvloop
+async def test_choices_that_come_side_by_side_are_no_measure_of_a_token(stream: bool) -> None:
+    """They would make the engine look as many times faster, and the next single choices as many times slower."""
+    async with sim_engines(*MEASURED) as (p, d), data_path(placed({"p": p.url}, {"d": d.url})) as path:
+        assert (await path.post(prompt=PROMPT, max_tokens=11, n=4, stream=stream)).status == 200
+        await until(lambda: path.reporter.results == [RequestResult.SERVED])
+        assert path.data.metrics.tpot_seconds.total == 0
+        assert set(taken(path)) == {"p"}
+
+
 @on_uvloop
 async def test_legs_that_wait_for_their_first_token_are_counted() -> None:
     slow = [EngineOptions(id=name, prefill_base_ms=5000.0) for name in ("p", "d")]
