@@ -172,3 +172,19 @@ def test_what_one_run_decides_is_told_before_what_the_next_one_does() -> None:
     ejected = [(r.engine, r.kind) for r in of(told, Record) if r.engine]
     assert ejected == [("d", EventKind.ENGINE_EJECTED), ("e", EventKind.ENGINE_EJECTED)]
     assert rig.streaks("d") == {C.CONNECTION: 1}
+
+
+@pytest.mark.rule("F12", "R9")
+def test_an_answer_as_of_another_engine_speaks_for_the_proxy_too() -> None:
+    rig = fleet()
+    for engine in ("p", "q", "d", "e"):
+        rig.report(engine, Outcome.HANDOFF, proxy=OTHER)
+    for engine in ("p", "q", "d"):
+        rig.report(engine, Outcome.REFUSED)
+    rig.report("p", Outcome.HANDOFF)
+    told = rig.report("d", Outcome.WRONG_IDENTITY)
+    assert [r.message for r in of(told, Record)] == [
+        "proxy edge/0 is suspect no longer",
+        "engine d: model check begins (an answer as of another engine)",
+    ]
+    assert len(of(told, RunCheck)) == 1
