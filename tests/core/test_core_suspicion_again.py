@@ -197,10 +197,10 @@ def test_an_operators_probe_whose_answer_is_lost_is_over() -> None:
 def test_of_an_engine_that_has_left_no_transfer_is_remembered() -> None:
     scene = Scene()
     scene.works(cut(scene))
-    met = scene.fleet._suspicions._asker._met
-    assert set(met) == {("p1", "d")}
+    met = set(scene.fleet._suspicions._asker._met)
+    assert ("p1", "d") in met
     scene.send(Reloaded(settings=scene.with_settings(engines=FOUR[1:])))
-    assert scene.fleet._suspicions._asker._met == {}
+    assert set(scene.fleet._suspicions._asker._met) == {pair for pair in met if "p1" not in pair}
 
 
 @pytest.mark.rule("F3", "F6")
