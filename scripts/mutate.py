@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--least", type=float, default=0.9)
     options = parser.parse_args()
+    # Which tests reach which code is counted anew: they may have changed since.
+    (MUTANTS / "mutmut-stats.json").unlink(missing_ok=True)
     if not results():
         mutmut("run", "no.such.mutant")  # makes them all
     sample = chosen(options.only, options.sample, options.seed)
@@ -65,7 +67,10 @@ def main() -> int:
         print(f"{count:4} survived in {module}")
     score = 1 - len(survivors) / len(counted) if counted else 0.0
     print(f"{len(counted)} of {len(results())} mutants tried, {len(survivors)} survived: score {score:.3f}")
-    return int(score < options.least)
+    untried = len(sample) - len(counted)
+    if untried:
+        print(f"{untried} of the sample were not tried: `mutmut run` says why")
+    return int(score < options.least or untried > 0)
 
 
 if __name__ == "__main__":

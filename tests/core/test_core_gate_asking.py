@@ -349,6 +349,20 @@ def test_a_candidate_that_is_drained_under_its_transfers_is_tried_with_nobody_an
     assert gate_line(rig, "d1") == ""
 
 
+@pytest.mark.rule("R2")
+def test_a_peer_that_is_ejected_under_a_transfer_is_no_peer_any_more() -> None:
+    rig = Rig(*PINNED, liveness_every=0)
+    rig.send(EjectCommand(engine="d1", reason="x"))
+    transfer = only(up_to(rig, Check.FINAL_HEALTH, rig.send(ProbeCommand(engine="d1"))), RunTransfer)
+    assert transfer.producer.engine == "p1"
+    rig.send(EjectCommand(engine="p1", reason="x"))
+    assert rig.answer_transfer(transfer, Outcome.REFUSED, None) == ()
+    asked = only(rig.tick(Stage.READMISSION), RunTransfer)
+    assert asked.producer.engine == "p2"
+    rig.pass_gate([asked])
+    assert rig.holds("d1") == set()
+
+
 @pytest.mark.rule("R3", "R5")
 def test_one_that_is_ejected_while_an_operator_has_it_tried_is_due_an_interval_later() -> None:
     rig = drained("d1", restart=False)

@@ -263,3 +263,16 @@ def test_a_producer_that_is_being_found_out_about_already_is_passed_over_for_the
     assert scene.doing("p3") == "health probe under way: 3 timeout failures in a row (prefill timeout)"
     scene.answer_health(health)
     assert scene.doing("p3") == ""
+
+
+@pytest.mark.rule("F6")
+def test_one_that_is_being_found_out_about_is_no_peer_even_without_a_hold() -> None:
+    scene = Scene()
+    scene.report("p1", Outcome.PREFILL_TIMEOUT, count=3)
+    assert scene.holds("p1") == set()
+    for _ in range(3):  # peers take turns
+        step = cut(scene)
+        assert step.producer is not None
+        assert step.producer.engine == "p2"
+        scene.works(step)
+        scene.now += 1000.0
