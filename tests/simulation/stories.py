@@ -69,7 +69,7 @@ STORIES = {
         rule=Invariant.NOTHING_RAISES,
         told="An engine was drained, ready to stop, and tried for its return, when a proxy that had been cut from "
         "control told of legs which had failed there before. That put a verification hold on the engine. It passed, "
-        "the hold went with its old incarnation and the suspicion stayed: control's own check raised, in each pass from "
-        "then on (spec R5, F3). A suspicion ends with the incarnation that it was about.",
+        "the hold went with its old incarnation and the suspicion stayed: control's own check raised, in each pass "
+        "from then on (spec R5, F3). A suspicion ends with the incarnation that it was about.",
     ),
 }
