@@ -16,6 +16,7 @@ from narwhal.control.core.events import (
     EventKind,
     ForgetCommand,
     ProbeHealth,
+    ProbeInference,
     ProcessIdentity,
     ProxyAcked,
     ProxyConnected,
@@ -471,6 +472,21 @@ def test_a_drained_engine_that_is_ejected_while_it_is_tried_comes_back_when_it_p
     rig.report("d", Outcome.REFUSED, count=3)
     assert rig.holds("d") == {Hold.DRAIN, Hold.EJECTED}
     rig.pass_gate(effects)
+    assert rig.holds("d") == set()
+
+
+@pytest.mark.rule("R5", "F3")
+def test_a_drained_engine_that_is_suspected_while_it_is_tried_returns_without_the_suspicion() -> None:
+    rig = Ops(*FLEET, liveness_every=0)
+    rig.settle("d", restart=False)
+    effects = rig.send(UndrainCommand(engines=("d",)))
+    asked = of(rig.report("d", Outcome.STREAM_CUT, count=3), ProbeInference)  # a proxy that was cut off tells it now
+    assert rig.holds("d") == {Hold.DRAIN, Hold.VERIFICATION}
+    rig.pass_gate(effects)
+    assert rig.holds("d") == set()
+    assert rig.engine("d").suspicion == ""
+    for probe in asked:  # it asked about an incarnation that is over
+        rig.answer_step(probe, produced=Outcome.HANDOFF, consumed=Outcome.REFUSED)
     assert rig.holds("d") == set()
 
 

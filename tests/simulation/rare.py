@@ -16,7 +16,7 @@ def held_up(faults: "Faults", lasts_s: float) -> None:
     process has the lease, or is about to: renewals, and a write of what it knew. The store is slow, so the other has
     hardly begun."""
     sim = faults.sim
-    control, slow_s = sim.active(), Random(f"slow while held up {sim.world.seed}").choice((0.0, 0.3, 1.5))
+    control, slow_s = sim.active(), Random(f"slow while held up {sim.world.seed}").choice((0.3, 1.5, 1.5))
     if control is None or sim.store.slow_s:
         return
     sim.store.hold_up(control.name)
@@ -51,4 +51,4 @@ def drained_unseen(faults: "Faults", lasts_s: float) -> None:
 
 ANYWHERE = (drained_unseen,)
 LEASED = (held_up, held_up, drained_unseen)  # where the lease runs out by itself
-LASTING_S = {held_up: (3.0, 7.0), drained_unseen: (15.0, 40.0)}
+LASTING_S = {held_up: (3.5, 6.0), drained_unseen: (15.0, 40.0)}

@@ -64,4 +64,12 @@ STORIES = {
         "which was unreachable and was ejected; nothing was wrong with it (spec H5, L4). Silence to a probe that no "
         "failure asked for now brings the verification hold, and the probe once more after a sweep.",
     ),
+    "suspected-on-its-way-back": Story(
+        seed=1294,
+        rule=Invariant.NOTHING_RAISES,
+        told="An engine was drained, ready to stop, and tried for its return, when a proxy that had been cut from "
+        "control told of legs which had failed there before. That put a verification hold on the engine. It passed, "
+        "the hold went with its old incarnation and the suspicion stayed: control's own check raised, in each pass "
+        "from then on (spec R5, F3). A suspicion ends with the incarnation that it was about.",
+    ),
 }
