@@ -85,8 +85,9 @@ BEGUN = ("SIG", "core killed", "generation dead", "stall", "cut mid", "closes") 
 def judged(row: Row, seen: Seen, settings: str) -> list[str]:
     """What must never happen, and did."""
     wrong = list(seen.wrong)
-    if row.contained_s and (seen.out_s is None or seen.out_s > row.contained_s):
-        wrong.append(f"contained in {seen.out_s} s, not in {row.contained_s:g}")
+    # None: nothing bad came of it before the engine was out; that it was, the tour has seen to.
+    if row.contained_s and seen.out_s is not None and seen.out_s > row.contained_s:
+        wrong.append(f"contained in {seen.out_s:.2f} s, not in {row.contained_s:g}")
     if seen.held:
         wrong.append(f"healthy engines held: {seen.held}")
     if seen.double_pulls or seen.late_pulls:
