@@ -310,6 +310,31 @@ def test_two_standings_at_once_are_refused() -> None:
         from_document(document)
 
 
+@pytest.mark.rule("H1", "H4", "F11")
+@pytest.mark.parametrize(
+    ("kind", "remaining_s", "words"),
+    [
+        *((kind, 2.0, "does not end by itself") for kind in ("verification", "drift", "ejected", "drain")),
+        *((kind, None, "ends by itself") for kind in ("quarantine", "relapse")),
+    ],
+)
+def test_a_hold_that_ends_otherwise_than_its_kind_does_is_refused(
+    kind: str, remaining_s: float | None, words: str
+) -> None:
+    document = document_of(busy())
+    document["engines"]["p1"]["holds"] = [{"kind": kind, "reason": "", "age_s": 0.0, "remaining_s": remaining_s}]
+    with pytest.raises(HandoffError, match=words):
+        from_document(document)
+
+
+def test_an_engine_that_is_out_and_suspected_is_refused() -> None:
+    document = document_of(busy())
+    suspected = {"kind": "verification", "reason": "", "age_s": 0.0, "remaining_s": None}
+    document["engines"]["p2"]["holds"].append(suspected)
+    with pytest.raises(HandoffError, match="cannot be suspected while it is joining or ejected"):
+        from_document(document)
+
+
 # --- may it be applied? ---------------------------------------------------------------------------------------------
 
 

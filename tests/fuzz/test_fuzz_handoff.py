@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from narwhal.control.core.handoff import Resume
 from narwhal.control.resume import judge
+from narwhal.vocabulary import Hold
 from tests.fuzz.files import SETTINGS, document, good
 from tests.fuzz.messages import fuzz
 
@@ -20,7 +21,7 @@ VALUES: st.SearchStrategy[Any] = (
     | st.booleans()
     | st.integers(-3, 3)
     | st.sampled_from([2**53, 2**63, 2**64 - 1, -(2**63), 1e308, -1.0, 0.5])
-    | st.sampled_from(["", "d1", "p1", "prefill", "decode", "drain", "joining", "ejected", "stream", "x" * 3000])
+    | st.sampled_from(["", "d1", "p1", "prefill", "decode", "drain", "joining", "ejected", "stream", *Hold, "x" * 3000])
     | st.just([])
     | st.just({})
 )

@@ -17,6 +17,7 @@ from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, RiskKind
 
 SCHEMA = "narwhal.handoff"
 SCHEMA_VERSION = 1
+TIMED = frozenset({Hold.QUARANTINE, Hold.RELAPSE})  # holds that end by themselves, and no others do (spec H4, F11)
 
 
 class HandoffError(ValueError):
@@ -47,6 +48,8 @@ class SavedHold:
 
     def __post_init__(self) -> None:
         _not_negative(self, "age_s", "remaining_s")
+        if (self.kind in TIMED) != (self.remaining_s is not None):
+            raise ValueError(f"a {self.kind} hold {'ends' if self.kind in TIMED else 'does not end'} by itself")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,8 @@ class SavedEngine:
             raise ValueError("a hold is listed twice")
         if {Hold.JOINING, Hold.EJECTED} <= set(kinds):
             raise ValueError("cannot be joining and ejected at once")
+        if Hold.VERIFICATION in kinds and {Hold.JOINING, Hold.EJECTED} & set(kinds):
+            raise ValueError("cannot be suspected while it is joining or ejected")
         if self.drain is None and {Hold.DRAIN, Hold.MAINTENANCE} & set(kinds):
             raise ValueError("is held by a drain that is not described")
         if self.drain is not None and not self.drain.whole and Hold.DRAIN not in kinds:
