@@ -375,8 +375,6 @@ class Fleet:
     def _admit(self, decision: Admission, now: float) -> list[Effect]:
         engine = self._engines[decision.engine]
         first, before = engine.standing is Standing.JOINING, engine.identity
-        # A drained engine may be suspected while it is tried: that was of an incarnation which is over.
-        self._suspicions.removed(engine.id, now=now)
         self._suspicions.readmitted(engine, now=now)
         engine.admit(identity=decision.identity, ramp_s=self._settings.ramp_s, now=now)
         self._readmission.forget(engine.id)

@@ -415,7 +415,9 @@ class Suspicions:
                 other.due = min(other.due, now)
 
     def readmitted(self, engine: Engine, *, now: float) -> None:
-        """Admitted again: reaching these classes again soon is a relapse (spec F11)."""
+        """Admitted again: reaching these classes again soon is a relapse (spec F11). A drained engine may have been
+        suspected while it was tried: that was of an incarnation which is over."""
+        self._out(engine.id, now=now)
         window = self._settings.relapse_window_s
         engine.relapses.watch(engine.relapses.ejected_for, now=now, window_s=window)
         engine.relapses.ejected_for = frozenset()
