@@ -111,7 +111,7 @@ CURSOR, RISK = STATE.cursors[1], STATE.roles.risks[0]
 
 # Every time and count of a state, as (value, fields): 0 is one, anything below is none.
 TIMES: list[tuple[Any, tuple[str, ...]]] = [
-    (HELD, ("age_s", "remaining_s")),
+    (QUARANTINE, ("age_s", "remaining_s")),
     (RELAPSES, ("forget_in_s", "held_for_s")),
     (DRAIN, ("age_s", "remaining_s")),
     (ENGINE, ("role_age_s", "admitted_age_s", "gate_in_s", "backoff_s")),
