@@ -32,6 +32,9 @@ SERVING = {"max_attempts": 3, "queue_capacity": 256, "queue_timeout_s": 30}
 EVERY_S = 2.0  # between two looks at the processes
 FAULT_S = (3.0, 12.0)  # how long a fault lasts
 PAUSE_S = (2.0, 8.0)  # between two of them
+# Streams that a fault has stopped stay so when it is over before their engine was found out: then they end with
+# `engine.decode_read_timeout_s` (60), and nothing is hung before that.
+PATIENCE_S = 75.0
 BACK_S = 90.0  # in which everybody must serve after the last fault
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GROWTH = 1.10  # of the last third's median over the second's: allocators settle, leaks do not
@@ -202,7 +205,7 @@ async def main() -> int:
     layout = Layout(engines=ENGINES, sections={"serving": SERVING})
     with tempfile.TemporaryDirectory(prefix="narwhal-soak-") as directory:
         async with scene(layout, Path(directory)) as made:
-            users = Users(addresses=made.addresses, count=chosen.users)
+            users = Users(addresses=made.addresses, count=chosen.users, patience_s=PATIENCE_S)
             soak = Soak(made, users, random.Random(chosen.seed))
             async with users.asking():
                 wrong = await soak.run(chosen.minutes * 60)

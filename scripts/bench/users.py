@@ -47,7 +47,7 @@ class Users:
     count: int = 8
     rate: float = 0.0  # streamed requests a second; 0: as many as the users come to
     tokens: int = 24
-    patience_s: float = 45.0  # longer than every deadline of the product that could end a request
+    patience_s: float = 45.0  # a user who has had nothing for so long gives up, and calls it hung
     asked: list[Asked] = field(default_factory=list)
 
     def failed(self, *, since: float, until: float = float("inf")) -> list[Asked]:

@@ -8,11 +8,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from narwhal.control.core.decisions import Cause
-from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, Input, Record, Reported
+from narwhal.control.core.events import (
+    CheckAnswered,
+    EventKind,
+    HealthAnswered,
+    InferenceAnswered,
+    Input,
+    Record,
+    Reported,
+)
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.settings import CoreSettings
 from narwhal.reports import ProxyKey, Run
-from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
+from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Verdict
 from tests.simulation.engines import Trouble
 from tests.simulation.world import Invariant, Violation
 
@@ -102,6 +110,8 @@ class Recount:
             self.open.discard((event.engine, event.number))
         if isinstance(event, HealthAnswered) and event.outcome is None:
             self.forget(event.engine, BY_HEALTH)
+        if isinstance(event, CheckAnswered) and event.check is Check.HEALTH and event.result.verdict is Verdict.PASS:
+            self.forget(event.engine, BY_HEALTH)  # from whichever stage (spec F4)
         if not isinstance(event, Reported) or event.batch.sequence <= self._before.get(event.batch.proxy, 0):
             return
         incarnations, limit = self.term.fleet.incarnations(), self.term.control.plan.core.eject_after
