@@ -144,7 +144,7 @@ def test_every_field_of_an_engine_is_read_at_another_clock() -> None:
         admitted_at=NOW - 90.0,
         drain=engine.drain,
         # Which failures were those of reading is not kept: until they are over they count as its own (spec F7).
-        evidence=replace(LIVE.evidence, unread=True),
+        evidence=replace(LIVE.evidence, own=True),
         relapses=Relapses(
             ejected_for=frozenset({C.STREAM, C.CONNECTION}),
             watched={C.STREAM: THEN + 11.0 + shift, C.TIMEOUT: THEN + 12.0 + shift},

@@ -171,3 +171,10 @@ def test_what_another_proxy_had_of_the_engine_contradicts_its_silence() -> None:
     rig.now += 1.9
     assert not of(rig.report("d1", Outcome.FIRST_TOKEN_TIMEOUT, engine_silent=True), ProbeInference)
     assert rig.streaks("d1") == {C.STREAM: 1}  # a failure all the same
+
+
+@pytest.mark.rule("F10")
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.HTTP_5XX, Outcome.READ_TIMEOUT])
+def test_only_streams_end_in_silence_whatever_a_proxy_says(outcome: Outcome) -> None:
+    rig = two_and_two()
+    assert not of(rig.report("d1", outcome, engine_silent=True), ProbeInference)

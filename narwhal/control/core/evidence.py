@@ -97,7 +97,7 @@ class Evidence:
     timeout_is_stream: bool = False  # after a relapse of `timeout`, until it is cleared (spec F11)
     stalls: int = 0  # how many of the `stream` streak are missing progress (spec F10)
     producers: dict[str, int] = field(default_factory=dict)  # of failed decode legs → incarnation, newest last (F7)
-    unread: bool = False  # some failure of these classes was not one of reading from a remembered producer
+    own: bool = False  # some failure of these classes was not one of reading from a remembered producer
     totals: dict[FailureClass, int] = field(default_factory=dict)  # counted since this process began
     last: dict[FailureClass, Seen] = field(default_factory=dict)
 
@@ -132,4 +132,4 @@ class Evidence:
     def forget_producers(self) -> None:
         """The failures that they are remembered from are over."""
         self.producers.clear()
-        self.unread = False
+        self.own = False

@@ -107,12 +107,12 @@ class Intake:
             decisions += self._read(run, engine, now=now)
         seen = _seen(proxy, run, now)
         decisions += self._suspicions.failed(engine, failure, seen, count=run.count, now=now)
-        if run.outcome is Outcome.STALLED or self._ended_in_silence(proxy, run, now=now):
+        if failure is FailureClass.STREAM and (run.outcome is Outcome.STALLED or self._silent(proxy, run, now=now)):
             decisions += self._suspicions.stalled(engine, seen, now=now)
         return decisions
 
-    def _ended_in_silence(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
-        """A stream for which nothing came until its deadline, nor to any other leg of its engine (spec F10)."""
+    def _silent(self, proxy: ProxyKey, run: Run, *, now: float) -> bool:
+        """Whether the stream ended because nothing came, nor to any other leg of its engine (spec F10)."""
         told = run.failure
         return told is not None and told.engine_silent and not self._contradicted(proxy, run, now=now)
 
@@ -122,17 +122,20 @@ class Intake:
 
     def _read(self, run: Run, engine: Engine, *, now: float) -> list[Decision]:
         """Remember the producer of a failed decode leg, if it still is the process that produced (spec F7)."""
-        told, producer = run.failure, None
-        if told is not None and run.phase is Phase.DECODE:
-            producer = self._engines.get(told.producer)
+        producer = self._producer(run, engine)
+        if producer is not None:
+            engine.evidence.blame(producer.id, producer.incarnation)
+            if run.outcome not in HAD_READ:
+                return self._suspicions.misread(engine, producer, count=run.count, now=now)
+        engine.evidence.own = True
+        return []
+
+    def _producer(self, run: Run, engine: Engine) -> Engine | None:
+        told = run.failure
+        producer = self._engines.get(told.producer) if told is not None and run.phase is Phase.DECODE else None
         if told is None or producer is None or producer is engine or producer.incarnation != told.producer_incarnation:
-            engine.evidence.unread = True
-            return []
-        engine.evidence.blame(producer.id, producer.incarnation)
-        if run.outcome in HAD_READ:
-            engine.evidence.unread = True
-            return []
-        return self._suspicions.misread(engine, producer, count=run.count, now=now)
+            return None
+        return producer
 
 
 def _seen(proxy: ProxyKey, run: Run, now: float) -> Seen:

@@ -110,7 +110,7 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
             stalls=saved.stalls,
             timeout_is_stream=saved.timeout_is_stream,
             producers=dict(saved.producers),
-            unread=bool(REMEMBERS & saved.streaks.keys()),
+            own=bool(REMEMBERS & saved.streaks.keys()),
         ),
         relapses=Relapses(
             ejected_for=frozenset(relapses.ejected_for),

@@ -109,15 +109,13 @@ class Suspicions:
         end (spec P3): so one is enough for an inference probe. The hold comes when a step of it has had no answer for a
         monitor interval, or with the threshold.
         """
-        suspicion = self.known.get(engine.id)
-        if engine.standing is not Standing.IN_SERVICE or (suspicion is not None and (suspicion.held or suspicion.open)):
+        if engine.standing is not Standing.IN_SERVICE or self._asked(engine):
             return []
-        classes = suspicion.classes if suspicion is not None else set()
-        streak = {FailureClass.STREAM: engine.evidence.streaks.get(FailureClass.STREAM, 1)}
+        streak = {FailureClass.STREAM: engine.evidence.streaks[FailureClass.STREAM]}
         reason = telling.streak_words(streak, seen)
-        suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=reason, classes=classes, silent=True)
-        self.known[engine.id] = suspicion
-        return self._try(engine, suspicion, told=telling.failure_words(seen), now=now)
+        decisions = self.ask(engine, why=reason, told=telling.failure_words(seen), now=now)
+        self.known[engine.id].silent = True
+        return decisions
 
     def misread(self, reader: Engine, producer: Engine, *, count: int, now: float) -> list[Decision]:
         """`count` decode legs of `reader` failed with handoffs of `producer`; maybe those of others did, too."""
@@ -174,20 +172,25 @@ class Suspicions:
                 decisions += self._hold(self._engines[engine_id], suspicion, suspicion.reason, now=now)
         return decisions
 
-    def ask(self, engine: Engine, *, why: str = ASKED_FOR, now: float) -> list[Decision]:
-        """An operator wants an inference probe now, or `why` says who else. Only while none is open."""
+    def _asked(self, engine: Engine) -> bool:
+        """Whether a probe of it is under way, or comes by itself."""
+        suspicion = self.known.get(engine.id)
+        return suspicion is not None and (suspicion.open or suspicion.held)
+
+    def ask(self, engine: Engine, *, why: str = ASKED_FOR, told: str = "", now: float) -> list[Decision]:
+        """An operator wants an inference probe now, or `why` says who else; `told`: the event says this instead. Only
+        while none is open."""
         suspicion = self.known.get(engine.id)
         if suspicion is None or suspicion.action is not Action.INFERENCE_PROBE:
             classes = suspicion.classes if suspicion is not None else set()
             suspicion = Suspicion(action=Action.INFERENCE_PROBE, reason=why, classes=classes)
             self.known[engine.id] = suspicion
-        return self._try(engine, suspicion, told=why, now=now)
+        return self._try(engine, suspicion, told=told or why, now=now)
 
     def look_into(self, engine: Engine, why: str, *, now: float) -> list[Decision]:
         """An inference probe would tell more about an engine in service. Nothing when one is under way, or comes by
         itself."""
-        suspicion = self.known.get(engine.id)
-        if suspicion is not None and (suspicion.open or suspicion.held):
+        if self._asked(engine):
             return []
         decisions = self.ask(engine, why=why, now=now)
         self.known[engine.id].unfounded = True

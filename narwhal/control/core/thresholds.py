@@ -79,7 +79,7 @@ class Thresholds:
     def asked(self, engine: Engine) -> dict[FailureClass, Action]:
         """As `of`, without the failures to read from producers that have the hold which these ask for (spec F7)."""
         asked = self.of(engine)
-        if engine.evidence.unread or not self._blameless(engine, self._held):
+        if engine.evidence.own or not self._blameless(engine, self._held):
             return asked
         return {failure: action for failure, action in asked.items() if failure not in REMEMBERS}
 
