@@ -155,9 +155,9 @@ class Ensemble:
         """The one that is not of this name."""
         return next(each for each in NAMES if each != name)
 
-    async def settled(self) -> tuple[str, int]:
+    async def settled(self, above: int = 0) -> tuple[str, int]:
         """Who leads, and the epoch: once a standby is fit to follow, every proxy works by that epoch and is connected
-        to the standby too."""
+        to the standby too. `above`: a term of this epoch has ended, and whoever leads may not have noticed yet."""
 
         async def look() -> tuple[str, int] | None:
             for name in NAMES:
@@ -170,7 +170,7 @@ class Ensemble:
                     listed = await self.stage.proxies(self.at[name])
                 current = [p for p in listed if p.connected and p.acked_epoch == status.epoch and not p.lag]
                 warm = await self.subscribers(self.other(name))
-                if status.control_ready and fit and len(current) == warm == PROXIES:
+                if status.control_ready and status.epoch > above and fit and len(current) == warm == PROXIES:
                     return name, status.epoch
             return None
 

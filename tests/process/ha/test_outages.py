@@ -196,22 +196,24 @@ async def test_case_I18_the_store_is_wiped_and_nothing_is_readmitted_by_accident
     name, epoch = await fleet.settled()
     stage = fleet.stage
     await stage.post(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault", {"mode": "health-status"})
-    code, _, err = await ctl(fleet.at[name], "eject", "d3")
-    assert code == 0, err
-    await asyncio.to_thread(fleet.one_ruler)  # what etcd remembers up to here is forgotten now
-    async with fleet.load() as seen:
-        await asyncio.to_thread(fleet.etcd.wipe)
-        await asyncio.to_thread(fleet.etcd.start)
-        began = boottime()
-        again, newest = await fleet.settled()
-        took_s = boottime() - began
-        await seen.more(6)
-    print(f"wiped: {again} leads epoch {newest} {took_s:.2f} s after etcd was back; {name} led {epoch}")
-    assert newest > epoch
-    engines = state(await fleet.document(again))
-    assert [kind for kind, _ in engines["d3"]["holds"]] == ["ejected"]
-    assert all(engines[each]["holds"] == [] for each in ("p1", "p2", "d1", "d2"))
-    assert seen.errors == []
-    await fleet.counted()
-    await stage.delete(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault")
-    await serving(stage, fleet.at[again], "d3")
+    try:
+        code, _, err = await ctl(fleet.at[name], "eject", "d3")
+        assert code == 0, err
+        await asyncio.to_thread(fleet.one_ruler)  # what etcd remembers up to here is forgotten now
+        async with fleet.load() as seen:
+            await asyncio.to_thread(fleet.etcd.wipe)
+            await asyncio.to_thread(fleet.etcd.start)
+            began = boottime()
+            # A store that is back within the lease's time finds an active that leads on until it asks to renew.
+            again, newest = await fleet.settled(above=epoch)
+            took_s = boottime() - began
+            await seen.more(6)
+        print(f"wiped: {again} leads epoch {newest} {took_s:.2f} s after etcd was back; {name} led {epoch}")
+        engines = state(await fleet.document(again))
+        assert [kind for kind, _ in engines["d3"]["holds"]] == ["ejected"]
+        assert all(engines[each]["holds"] == [] for each in ("p1", "p2", "d1", "d2"))
+        assert seen.errors == []
+        await fleet.counted()
+    finally:
+        await stage.delete(f"http://127.0.0.1:{stage.ports['d3']}/sim/fault")
+        await serving(stage, fleet.at[await fleet.active()], "d3")
