@@ -4,69 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from narwhal.control.core.decisions import Decision
-from narwhal.control.core.drift import Drift
-from narwhal.control.core.engine import Engine, joining
-from narwhal.control.core.events import EventKind, LegSeen, ProbeInference, ProcessIdentity, Record
-from narwhal.control.core.settings import CoreSettings, DriftSettings
-from narwhal.control.core.suspicion import Suspicions
+from narwhal.control.core.events import EventKind, LegSeen, ProcessIdentity
+from narwhal.control.core.settings import DriftSettings
 from narwhal.control.core.view import DriftView
-from narwhal.measures import LegMeasures, Measure, Sketch
+from narwhal.measures import LegMeasures
 from narwhal.vocabulary import Hold, Outcome, Phase
-from tests.core.rig import PROCESS, decode, prefill
+from tests.core.drift_windows import ABOVE, SLOW, SLOW_WORDS, USUAL, USUAL_WORDS, WITHIN, Windows, probes, told
+from tests.core.rig import PROCESS
 
-# What a sketch makes of 20, 36, 44 and 60 ms: the middle of the bucket that each falls into.
-USUAL, WITHIN, ABOVE, SLOW = 0.02, 0.036, 0.044, 0.06
-USUAL_WORDS, SLOW_WORDS = "19.4 ms a token where 19.4 ms are usual", "59.9 ms a token where 19.4 ms are usual"
 NEWER = ProcessIdentity(version=PROCESS.version, started_at=PROCESS.started_at + 60.0)
-
-
-class Windows:
-    """Three decode engines and a prefill engine; windows of 30 s."""
-
-    def __init__(self, **drift: float) -> None:
-        specs = (prefill("p"), decode("d1"), decode("d2"), decode("d3"))
-        self.settings = DriftSettings(**drift)  # type: ignore[arg-type]
-        core = CoreSettings(name="fleet", model="tiny", engines=specs, drift=self.settings)
-        self.now = 1000.0
-        self.engines: dict[str, Engine] = {}
-        for spec in specs:
-            engine = joining(spec, now=0.0)
-            engine.admit(identity=PROCESS, ramp_s=0.0, now=0.0)
-            self.engines[spec.id] = engine
-        self.suspicions = Suspicions(core, self.engines)
-        self.drift = Drift(self.settings, self.engines, self.suspicions, now=self.now)
-
-    def measure(self, engine: str, step: float, count: int = 10, phase: Phase = Phase.DECODE) -> None:
-        sketch = Sketch()
-        sketch.add(step, count)
-        measures = LegMeasures(engine=engine, phase=phase, incarnation=1, sketches={Measure.STEP: sketch}, waiting=0)
-        self.drift.measured(measures)
-
-    def window(self, count: int = 10, /, **steps: float) -> list[Decision]:
-        """One window, in which these took so long for each of `count` tokens; what is decided at its end."""
-        for engine, step in steps.items():
-            self.measure(engine, step, count)
-        self.now += self.settings.window_s
-        self.drift.rollover(now=self.now)
-        return self.drift.tick(now=self.now)
-
-    def usual(self, windows: int = 3, /, **other: float) -> list[Decision]:
-        """The same for several windows, all engines as usual but for these."""
-        steps = {"d1": USUAL, "d2": USUAL, "d3": USUAL} | other
-        return [decision for _ in range(windows) for decision in self.window(**steps)]
-
-    def drifting(self) -> set[str]:
-        return {name for name, engine in self.engines.items() if Hold.DRIFT in engine.holds}
-
-
-def told(decisions: list[Decision]) -> list[tuple[EventKind, str]]:
-    return [(d.kind, d.message) for d in decisions if isinstance(d, Record)]
-
-
-def probes(decisions: list[Decision]) -> list[str]:
-    return [d.engine for d in decisions if isinstance(d, ProbeInference)]
-
 
 # --- one engine -------------------------------------------------------------------------------------------------------
 
@@ -187,14 +133,14 @@ def test_only_decode_steps_of_an_engine_that_is_not_ramping_up_count() -> None:
 def test_when_most_are_slow_it_is_told_once_nothing_is_concluded_and_then_it_is_over() -> None:
     fleet = Windows(probation_windows=1)
     fleet.usual(3)
-    words = "2 of 3 engines take longer than usual for a token: the fleet is overloaded, none of them is put on "
+    words = "2 of 3 decode engines that serve take longer than usual for a token: the fleet is overloaded, none of "
     slow = {"d1": SLOW, "d2": SLOW}
-    assert told(fleet.usual(1, **slow)) == [(EventKind.FLEET_SLOW, words + "probation for it")]
+    assert told(fleet.usual(1, **slow)) == [(EventKind.FLEET_SLOW, words + "them is put on probation")]
     assert told(fleet.usual(2, **slow)) == []
-    over = "most engines take as long as usual for a token again"
-    assert told(fleet.usual(1)) == [(EventKind.FLEET_USUAL, over)]
+    over = "no more than 0 of 3 decode engines that serve take longer than usual for a token: engines are judged one "
+    assert told(fleet.usual(1)) == [(EventKind.FLEET_USUAL, over + "by one again")]
     assert told(fleet.usual(1)) == []
-    assert told(fleet.usual(1, **slow)) == [(EventKind.FLEET_SLOW, words + "probation for it")]
+    assert told(fleet.usual(1, **slow)) == [(EventKind.FLEET_SLOW, words + "them is put on probation")]
     assert fleet.drifting() == set()
 
 
@@ -206,11 +152,12 @@ def test_five_windows_of_overload_are_the_new_normal_of_all_that_are_not_on_prob
     assert fleet.drifting() == {"d3"}
     assert told(fleet.usual(4, d1=SLOW, d2=SLOW, d3=SLOW)) != []
     assert fleet.drift._known["d1"].baseline[-1] < 0.03
-    fleet.usual(1, d1=SLOW, d2=SLOW, d3=SLOW)
+    words = "2 of 2 decode engines that serve take longer than usual for a token, 5 windows in a row: from now on that "
+    assert told(fleet.usual(1, d1=SLOW, d2=SLOW, d3=SLOW)) == [(EventKind.FLEET_USUAL, words + "is what is usual")]
     assert [round(fleet.drift._known[name].baseline[0], 2) for name in ("d1", "d2", "d3")] == [0.06, 0.06, 0.02]
     assert len(fleet.drift._known["d1"].baseline) == 3
     # By that, one that is as slow as all have become is as usual, and one that is slower is found.
-    assert told(fleet.usual(1, d1=SLOW, d2=3 * SLOW, d3=USUAL))[0][0] is EventKind.FLEET_USUAL
+    assert [kind for kind, _ in told(fleet.usual(1, d1=SLOW, d2=3 * SLOW, d3=USUAL))] == [EventKind.HOLD_PLACED]
     assert fleet.drifting() == {"d2", "d3"}
 
 
@@ -268,8 +215,9 @@ def test_what_a_probes_decode_leg_tells_of_one_on_probation(seen: LegSeen | None
     fleet = on_probation()
     for engine in ("d1", "d2", "nobody"):
         fleet.drift.probed(engine, seen)
-    assert fleet.drift._of("d1").samples.total == counted
-    assert fleet.drift._of("d2").samples.total == 0
+    assert fleet.drift._of("d1").probed.total == counted
+    assert fleet.drift._of("d2").probed.total == 0
+    assert fleet.drift._of("d1").samples.total == 0
     assert "nobody" not in fleet.drift._known
 
 

@@ -180,16 +180,28 @@ EVENTS: list[tuple[Callable[[], Record], Record]] = [
         of_d(KIND.PRODUCER_BLAMED, "engine d is blamed as producer: e works and cannot read its handoff"),
     ),
     (
-        lambda: telling.overload(3, 4),
+        lambda: telling.overload(3, 4, 4),
         Record(
             kind=KIND.FLEET_SLOW,
-            message="3 of 4 engines take longer than usual for a token: the fleet is overloaded, none of them is put "
-            "on probation for it",
+            message="3 of 4 decode engines that serve take longer than usual for a token: the fleet is overloaded, "
+            "none of them is put on probation",
         ),
     ),
     (
-        telling.overload_over,
-        Record(kind=KIND.FLEET_USUAL, message="most engines take as long as usual for a token again"),
+        lambda: telling.overload_over(1, 3, 4),
+        Record(
+            kind=KIND.FLEET_USUAL,
+            message="no more than 1 of 3 decode engines that were measured, of 4 that serve, take longer than usual: "
+            "engines are judged one by one again",
+        ),
+    ),
+    (
+        lambda: telling.new_normal(3, 4, 4, windows=5),
+        Record(
+            kind=KIND.FLEET_USUAL,
+            message="3 of 4 decode engines that serve take longer than usual for a token, 5 windows in a row: from now "
+            "on that is what is usual",
+        ),
     ),
     (
         lambda: telling.role_moved(MOVE),

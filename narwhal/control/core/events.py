@@ -315,7 +315,7 @@ class EventKind(StrEnum):
     ROLE_PROPOSED = "role_proposed"  # in advisory mode: decided, and nothing changed
     ROLE_RISK = "role_risk"  # a role that gave up an engine is short of it (spec C4)
     FLEET_SLOW = "fleet_slow"  # most engines drift: it is overload, not an engine (spec H5)
-    FLEET_USUAL = "fleet_usual"
+    FLEET_USUAL = "fleet_usual"  # it drifts no more, or what it takes is what is usual from now on
     PROBE_STARTED = "probe_started"
     PROBE_ENDED = "probe_ended"
     RELAPSED = "relapsed"

@@ -191,15 +191,33 @@ def blamed(producer: str, reason: str) -> Record:
     return Record(kind=EventKind.PRODUCER_BLAMED, message=message, engine=producer)
 
 
-def overload(drifting: int, scored: int) -> Record:
-    """Most engines are slower than usual in one window: that says nothing about any of them."""
-    message = f"{drifting} of {scored} engines take longer than usual for a token: the fleet is overloaded, none of "
-    return Record(kind=EventKind.FLEET_SLOW, message=f"{message}them is put on probation for it")
+def _slow_ones(drifting: int, scored: int, serving: int) -> str:
+    if scored == serving:
+        return f"{drifting} of {scored} decode engines that serve take longer than usual for a token"
+    return f"{drifting} of {scored} decode engines that were measured, of {serving} that serve, take longer than usual"
 
 
-def overload_over() -> Record:
+def overload(drifting: int, scored: int, serving: int) -> Record:
+    """Most engines are slower than usual in one window: that says nothing about any of them. `scored`: those that were
+    measured, of `serving`."""
+    message = f"{_slow_ones(drifting, scored, serving)}: the fleet is overloaded, none of them is put on probation"
+    if serving == 1:
+        message = (
+            "the only decode engine that serves takes longer than usual for a token: it may be slow or overloaded, "
+        )
+        message += "without a peer to compare it with it is not put on probation"
+    return Record(kind=EventKind.FLEET_SLOW, message=message)
+
+
+def overload_over(drifting: int, scored: int, serving: int) -> Record:
     """Engines are judged one by one again."""
-    message = "most engines take as long as usual for a token again"
+    message = f"no more than {_slow_ones(drifting, scored, serving)}: engines are judged one by one again"
+    return Record(kind=EventKind.FLEET_USUAL, message=message)
+
+
+def new_normal(drifting: int, scored: int, serving: int, *, windows: int) -> Record:
+    """The fleet has been slow for so long that engines are judged by how it is now."""
+    message = f"{_slow_ones(drifting, scored, serving)}, {windows} windows in a row: from now on that is what is usual"
     return Record(kind=EventKind.FLEET_USUAL, message=message)
 
 
