@@ -1,33 +1,26 @@
-"""The control service as `narwhalctl` calls it: finds the active process, asks it, and translates what it says.
+"""The control service as `narwhalctl` calls it: asks one process, and translates what it says.
 
-The only module of the command line that sees gRPC; everything goes out as a value of `narwhal.cli.model` or as an
-exception of this module. A read that failed may simply be made again. Of a call that changes something only NOT_ACTIVE
-says for certain that nothing was done, so only then is it made again.
-
-A process that does not lead answers FAILED_PRECONDITION with a `google.rpc.ErrorInfo` of reason NOT_ACTIVE in the
-status details; its metadata name the `active` as HOST:PORT and the `holder`, as far as the process knows them.
+The only module of the command line that opens gRPC channels; everything goes out as a plain value (`model` and its
+neighbours) or as an exception of `failures`. A read that failed may simply be made again. Of a call that changes
+something only NOT_ACTIVE says for certain that nothing was done, so only then is it made again.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc, placement_pb2, placement_pb2_grpc
-from narwhal.cli import messages, model
-from narwhal.cli.options import AnswerIsNo, ControlUnreachable
+from narwhal.cli import engine_model, messages, model, outcomes, placement_model
+from narwhal.cli.failures import Lost, NotActive, Unreachable, of_a_change, translated
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0  # deadline of one question
 SWITCH_TIMEOUT_S = 15.0  # a standby has to prove that it can write, and the last state handoff is stored
-NEXT_S = 15.0  # until somebody leads after a switchover
-NEXT_LOOK_S = 0.05
 LOOK_S = 2.0  # how often it asks how a long call goes on, and whether the process behind it still leads
 _CHANNEL_OPTIONS = (
     # A control plane is inside: a web proxy of the operator's shell has no part in it.
@@ -36,26 +29,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
-
-
-class Unreachable(ControlUnreachable):
-    """No active control process answered. The message is one line and names every address that was tried."""
-
-
-class NotActive(Unreachable):
-    """The process asked does not lead. `active`: HOST:PORT of the one that does, as far as it knows; may be empty."""
-
-    def __init__(self, message: str, active: str) -> None:
-        super().__init__(message)
-        self.active = active
-
-
-class Refused(AnswerIsNo):
-    """The active control process answered with an error; the message says which, in one line."""
-
-
-class Lost(Unreachable):
-    """A stream ended that was to go on, or the process behind it leads no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +55,14 @@ class Undrain:
     dry_run: bool
 
 
-def waits_for(engines: Iterable[model.Engine]) -> dict[str, tuple[str, ...]]:
+def waits_for(engines: Iterable[engine_model.Engine]) -> dict[str, tuple[str, ...]]:
     """What those of the drained engines wait for that are not ready to stop."""
     return {e.id: e.drain.waits_for for e in engines if e.drain is not None and not e.drain.settled}
 
 
-def drained(engines: Sequence[model.Engine], *, told: Sequence[str]) -> model.Drained:
+def drained(engines: Sequence[engine_model.Engine], *, told: Sequence[str]) -> outcomes.Drained:
     """How far the drain of these engines has come."""
-    return model.Drained(
+    return outcomes.Drained(
         engines=tuple(engine.id for engine in engines),
         dry_run=False,
         told=tuple(told),
@@ -99,12 +72,17 @@ def drained(engines: Sequence[model.Engine], *, told: Sequence[str]) -> model.Dr
 
 
 class Control:
-    """The active control process. Made by `connect`; usable until its block is left."""
+    """One control process. Made by `reach.connect`, of the active one; usable until its block is left."""
 
-    def __init__(self, address: str, channel: aio.Channel) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._fleet = fleet_pb2_grpc.FleetServiceStub(channel)
-        self._placement = placement_pb2_grpc.PlacementServiceStub(channel)
+        self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._fleet = fleet_pb2_grpc.FleetServiceStub(self._channel)
+        self._placement = placement_pb2_grpc.PlacementServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """End what is under way, and the connection."""
+        await self._channel.close()
 
     async def status(self, *, proxies: bool = True) -> model.Status:
         """The whole fleet; without its proxies that costs one call instead of two."""
@@ -119,28 +97,28 @@ class Control:
         answer = await self._ask(self._fleet.ListProxies, fleet_pb2.ListProxiesRequest())
         return tuple(messages.proxy(message) for message in answer.proxies)
 
-    async def explain(self, engine: str) -> model.Explanation:
+    async def explain(self, engine: str) -> engine_model.Explanation:
         """Why an engine is, or is not, eligible."""
         answer = await self._ask(self._fleet.ExplainEngine, fleet_pb2.ExplainEngineRequest(engine_id=engine))
-        return model.Explanation(
+        return engine_model.Explanation(
             engine=messages.engine(answer.engine),
             lines=tuple(answer.lines),
-            history=tuple(model.Told(age_s=told.age_s, message=told.message) for told in answer.history),
+            history=tuple(engine_model.Told(age_s=told.age_s, message=told.message) for told in answer.history),
         )
 
-    async def eject(self, engine: str, *, reason: str, dry_run: bool) -> model.Done:
+    async def eject(self, engine: str, *, reason: str, dry_run: bool) -> outcomes.Done:
         """Takes an engine out of placement."""
         request = fleet_pb2.EjectEngineRequest(engine_id=engine, reason=reason, dry_run=dry_run)
         answer = await self._change(self._fleet.EjectEngine, request, timeout_s=CALL_TIMEOUT_S)
-        return model.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
+        return outcomes.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
 
-    async def set_role(self, engine: str, role: str, *, dry_run: bool) -> model.Done:
+    async def set_role(self, engine: str, role: str, *, dry_run: bool) -> outcomes.Done:
         """Gives an engine a role, `prefill` or `decode`."""
         request = fleet_pb2.SetRoleRequest(engine_id=engine, role=messages.role_of(role), dry_run=dry_run)
         answer = await self._change(self._fleet.SetRole, request, timeout_s=CALL_TIMEOUT_S)
-        return model.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
+        return outcomes.Done(engine=engine, dry_run=dry_run, told=tuple(answer.told))
 
-    async def probe(self, engine: str, *, dry_run: bool, progress: Callable[[str], None]) -> model.Probed:
+    async def probe(self, engine: str, *, dry_run: bool, progress: Callable[[str], None]) -> outcomes.Probed:
         """Probes an engine and returns when that has ended. `progress` is told what it waits for, when that changes."""
         request = fleet_pb2.ProbeEngineRequest(engine_id=engine, dry_run=dry_run)
         # However long it takes: while the process behind it leads and answers other questions, it is at it.
@@ -155,7 +133,7 @@ class Control:
         finally:
             await cancelled([call])
         answer = call.result()
-        return model.Probed(engine=engine, dry_run=dry_run, told=tuple(answer.told), verdict=answer.verdict)
+        return outcomes.Probed(engine=engine, dry_run=dry_run, told=tuple(answer.told), verdict=answer.verdict)
 
     async def _suspicion(self, engine: str) -> str:
         """What is being found out about an engine while a probe of it is waited for."""
@@ -166,7 +144,7 @@ class Control:
             raise Lost(f"{error}, while the probe was waited for; it may go on: see narwhalctl events") from error
         return next((known.suspicion for known in status.engines if known.id == engine), "")
 
-    async def drain(self, request: Drain, *, told: list[str], progress: Callable[[str], None]) -> model.Drained:
+    async def drain(self, request: Drain, *, told: list[str], progress: Callable[[str], None]) -> outcomes.Drained:
         """Takes engines out; asked to wait, returns when each of them is ready to stop or its deadline has passed.
 
         What happens is added to `told`, so that it is known when this raises; then the drain has begun if anything is.
@@ -181,7 +159,7 @@ class Control:
             wait=request.wait,
             dry_run=request.dry_run,
         )
-        engines: tuple[model.Engine, ...] = ()
+        engines: tuple[engine_model.Engine, ...] = ()
         said = ""
         async for message in self._lasting(self._fleet.DrainEngines(asked), "the drain"):
             told += message.told
@@ -192,12 +170,12 @@ class Control:
                     progress(words)
             said = waiting
         if request.dry_run:
-            return model.Drained(engines=request.engines, dry_run=True, told=tuple(told), settled=(), waits_for={})
+            return outcomes.Drained(engines=request.engines, dry_run=True, told=tuple(told), settled=(), waits_for={})
         if request.wait and any(e.drain is not None and not (e.drain.settled or e.drain.overdue) for e in engines):
             raise Lost(f"{self.address}: ended the stream; the drain goes on: see narwhalctl events")
         return drained(engines, told=told)
 
-    async def undrain(self, request: Undrain, *, progress: Callable[[str], None]) -> model.Returned:
+    async def undrain(self, request: Undrain, *, progress: Callable[[str], None]) -> outcomes.Returned:
         """Has the gates of drained engines tried, and returns when all of them are back; asked to wait, when the
         proxies know that too. Raises `Refused` with what failed where one stays drained."""
         asked = fleet_pb2.UndrainEnginesRequest(
@@ -217,28 +195,28 @@ class Control:
             if waiting and waiting != said:
                 progress(f"waits for {waiting}" if not request.dry_run else waiting)
             said = waiting
-        return model.Returned(engines=names, dry_run=request.dry_run, told=tuple(told))
+        return outcomes.Returned(engines=names, dry_run=request.dry_run, told=tuple(told))
 
-    async def forget(self, proxy: str, *, dry_run: bool) -> model.Forgotten:
+    async def forget(self, proxy: str, *, dry_run: bool) -> outcomes.Forgotten:
         """Says that a lost proxy, `ID` or `ID/SLOT`, is gone."""
         name, _, slot = proxy.rpartition("/")
         request = fleet_pb2.ForgetProxyRequest(id=proxy, dry_run=dry_run)
         if name and slot.isdecimal():
             request = fleet_pb2.ForgetProxyRequest(id=name, slot=int(slot), dry_run=dry_run)
         answer = await self._change(self._fleet.ForgetProxy, request, timeout_s=CALL_TIMEOUT_S)
-        return model.Forgotten(proxy=proxy, dry_run=dry_run, told=tuple(answer.told))
+        return outcomes.Forgotten(proxy=proxy, dry_run=dry_run, told=tuple(answer.told))
 
     async def history(self) -> tuple[model.Epoch, ...]:
         """The epochs of the fleet, oldest first."""
         answer = await self._ask(self._fleet.GetHistory, fleet_pb2.GetHistoryRequest())
         return tuple(messages.epoch(message) for message in answer.epochs)
 
-    async def switch(self, standby: str, *, dry_run: bool) -> model.Switched:
+    async def switch(self, standby: str, *, dry_run: bool) -> outcomes.Switched:
         """Has this process let go of the lease for `standby`, or for any that is fit when that is empty. Returns when
         it has; who leads next is not known then."""
         request = fleet_pb2.YieldRequest(standby=standby, operator=True, dry_run=dry_run)
         answer = await self._change(self._fleet.Yield, request, timeout_s=SWITCH_TIMEOUT_S)
-        return model.Switched(
+        return outcomes.Switched(
             dry_run=dry_run,
             before=answer.epoch,
             epoch=0,
@@ -264,9 +242,9 @@ class Control:
         except aio.AioRpcError as error:
             if begun and error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 # However the stream of a process that is going away ends: what it had begun goes on elsewhere.
-                translated = _translated(self.address, error)
-                raise Lost(f"{translated}; {what} goes on: see narwhalctl events") from error
-            raise _of_a_change(self.address, error) from error
+                why = translated(self.address, error, timeout_s=CALL_TIMEOUT_S)
+                raise Lost(f"{why}; {what} goes on: see narwhalctl events") from error
+            raise of_a_change(self.address, error, timeout_s=CALL_TIMEOUT_S) from error
         except Unreachable as error:
             fate = "goes on" if begun else "may have been begun"
             raise Lost(f"{error}; {what} {fate}: see narwhalctl events") from error
@@ -283,12 +261,12 @@ class Control:
         async for message in self._messages(call):
             yield messages.event(message)
 
-    async def placements(self, *, name: str, follow: bool = True) -> AsyncGenerator[model.Placement]:
+    async def placements(self, *, name: str, follow: bool = True) -> AsyncGenerator[placement_model.Placement]:
         """The newest placement, then every later one; only the newest, within the deadline, when it does not follow.
 
         `name`: how control's logs call this subscriber.
         """
-        held: model.Placement | None = None
+        held: placement_model.Placement | None = None
         call = self._placement.WatchPlacement(
             placement_pb2.WatchPlacementRequest(name=name), timeout=None if follow else CALL_TIMEOUT_S
         )
@@ -311,14 +289,14 @@ class Control:
         try:
             return await method(request, timeout=CALL_TIMEOUT_S)
         except aio.AioRpcError as error:
-            raise _translated(self.address, error) from error
+            raise translated(self.address, error, timeout_s=CALL_TIMEOUT_S) from error
 
     async def _change(self, method: Callable[..., Awaitable[T]], request: Any, *, timeout_s: float | None) -> T:
         """A call that changes something, unless it is answered NotActive or Refused."""
         try:
             return await method(request, timeout=timeout_s)
         except aio.AioRpcError as error:
-            raise _of_a_change(self.address, error) from error
+            raise of_a_change(self.address, error, timeout_s=CALL_TIMEOUT_S) from error
 
     async def _messages(self, call: aio.UnaryStreamCall[Any, Any]) -> AsyncGenerator[Any]:
         """The messages of a stream. Ends the call whatever happens: a dropped one leaves its handler behind."""
@@ -326,105 +304,9 @@ class Control:
             async for message in call:
                 yield message
         except aio.AioRpcError as error:
-            raise _translated(self.address, error) from error
+            raise translated(self.address, error, timeout_s=CALL_TIMEOUT_S) from error
         finally:
             call.cancel()
-
-
-# --- finding the active process ---------------------------------------------------------------------------------------
-
-
-def ask(addresses: Sequence[str], question: Callable[[Control], Awaitable[T]]) -> T:
-    """The active control process's answer to `question`, from code that is not a coroutine.
-
-    Asks again, from the start, when the process loses its lease between two calls of a question.
-    """
-
-    async def once() -> T:
-        async with connect(addresses) as control:
-            return await question(control)
-
-    for _ in range(2):
-        try:
-            return asyncio.run(once())
-        except NotActive:
-            continue
-    return asyncio.run(once())
-
-
-async def switchover(addresses: Sequence[str], standby: str, *, dry_run: bool) -> model.Switched:
-    """Has the active process yield, and waits until another leads. Raises `Lost` when nobody does in time."""
-    clock = asyncio.get_running_loop()
-    began = clock.time()
-    while True:
-        try:
-            async with connect(addresses) as control:
-                begun = await control.switch(standby, dry_run=dry_run)
-            break
-        except NotActive:
-            if clock.time() - began > CALL_TIMEOUT_S:
-                raise
-    if dry_run:
-        return begun
-    everybody = list(dict.fromkeys([*addresses, begun.address]))
-    while clock.time() - began < NEXT_S:
-        with suppress(Unreachable):
-            async with connect(everybody) as control:
-                now = (await control.status(proxies=False)).control
-                if now.epoch > begun.before:
-                    took_s = clock.time() - began
-                    return replace(begun, epoch=now.epoch, holder=now.holder, address=control.address, took_s=took_s)
-        await asyncio.sleep(NEXT_LOOK_S)
-    raise Lost(f"epoch {begun.before} is over, and nobody leads after {NEXT_S:g} s: see narwhalctl status")
-
-
-@asynccontextmanager
-async def connect(addresses: Sequence[str]) -> AsyncIterator[Control]:
-    """The active control process among `addresses`, or the one that a standby among them names.
-
-    All are asked at once, so that a dead machine costs nothing while another answers. Raises `Unreachable` or, when
-    a process answered that it may not or cannot say, `Refused`.
-    """
-    channels: list[aio.Channel] = []
-    try:
-        yield await _first_active(addresses, channels)
-    finally:
-        for channel in channels:
-            await channel.close()
-
-
-async def _first_active(addresses: Sequence[str], channels: list[aio.Channel]) -> Control:
-    asked: dict[asyncio.Task[model.Status], str] = {}
-    controls: dict[str, Control] = {}
-    failed: dict[str, Unreachable | Refused] = {}
-
-    def start(address: str) -> None:
-        channels.append(aio.insecure_channel(address, options=_CHANNEL_OPTIONS))
-        controls[address] = Control(address, channels[-1])
-        asked[asyncio.create_task(controls[address].status(proxies=False))] = address
-
-    for address in addresses:
-        start(address)
-    try:
-        while asked:
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                address = asked.pop(task)
-                try:
-                    task.result()
-                except (Unreachable, Refused) as error:
-                    failed[address] = error
-                    named = error.active if isinstance(error, NotActive) else ""
-                    if named and named not in controls:
-                        start(named)
-                else:
-                    return controls[address]
-    finally:
-        await cancelled(asked)
-    for refused in failed.values():
-        if isinstance(refused, Refused):
-            raise refused
-    raise Unreachable("no active control process: " + "; ".join(str(failed[a]) for a in controls))
 
 
 async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
@@ -435,64 +317,5 @@ async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-# --- translation ------------------------------------------------------------------------------------------------------
-
-# How gRPC words what a person knows by another name; looked for in the details of UNAVAILABLE.
-_TRANSPORT = (
-    ("Failed parsing HTTP/2", "does not speak gRPC; is it the HTTP port?"),
-    ("errors resolving", "name does not resolve"),
-    ("DNS resolution failed", "name does not resolve"),
-    ("Socket closed", "closed the connection"),
-)
-
-
 async def _read(call: aio.UnaryStreamCall[Any, Any]) -> Any:
     return await call.read()
-
-
-def _of_a_change(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
-    """Of a call that changes something: one whose fate is not known must not be made again."""
-    translated = _translated(address, error)
-    if isinstance(translated, Unreachable) and not isinstance(translated, NotActive):
-        return Lost(f"{translated}; it may have been done all the same: see narwhalctl events")
-    return translated
-
-
-def _translated(address: str, error: aio.AioRpcError) -> Unreachable | Refused:
-    code, details = error.code(), " ".join((error.details() or "").split())
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Unreachable(f"{address}: no answer within {CALL_TIMEOUT_S:g} s")
-    if code is grpc.StatusCode.FAILED_PRECONDITION and (info := _error_info(error)).reason == "NOT_ACTIVE":
-        active = info.metadata.get("active", "")
-        return NotActive(f"{address}: not active, " + (f"names {active}" if active else "knows no active"), active)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        # Everything else ends in the system's own words, such as "Connection refused".
-        words = next((words for part, words in _TRANSPORT if part in details), details.rpartition(": ")[2].lower())
-        return Unreachable(f"{address}: {words or 'unavailable'}")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Unreachable(f"{address}: no control service of this kind: {details}")
-    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-        # Whole sentences about the fleet; of a failed gate one for each engine.
-        return Refused("\n".join(_violations(error)) or details)
-    return Refused(f"{address}: {code.name.lower().replace('_', ' ')}: {details}")
-
-
-def _violations(error: aio.AioRpcError) -> list[str]:
-    """What a failed gate says of each engine, a sentence each."""
-    failed = error_details_pb2.PreconditionFailure()
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(failed):
-                    return [violation.description for violation in failed.violations]
-    return []
-
-
-def _error_info(error: aio.AioRpcError) -> error_details_pb2.ErrorInfo:
-    info = error_details_pb2.ErrorInfo()
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info):
-                    return info
-    return info

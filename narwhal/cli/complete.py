@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from narwhal.cli.client import connect
 from narwhal.cli.options import CommandError, Settings
+from narwhal.cli.reach import connect
 
 PATIENCE_S = 1.0  # who presses Tab does not wait for a dead machine
 

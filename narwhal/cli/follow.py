@@ -10,7 +10,9 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from narwhal.cli import model
-from narwhal.cli.client import Control, Lost, Refused, Unreachable, cancelled, connect
+from narwhal.cli.client import Control, cancelled
+from narwhal.cli.failures import Lost, Refused, Unreachable
+from narwhal.cli.reach import connect
 
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
-"""The control service's messages as values of `narwhal.cli.model`."""
+"""The control service's messages as values of `model`, `engine_model` and `placement_model`."""
 
 from collections.abc import Mapping
 from typing import TypeVar
 
 from narwhal._pb import fleet_pb2, placement_pb2
-from narwhal.cli import model
+from narwhal.cli import engine_model, model, placement_model
 
 T = TypeVar("T")
 
@@ -72,9 +72,9 @@ def epoch(message: fleet_pb2.EpochEntry) -> model.Epoch:
     )
 
 
-def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
+def engine(message: fleet_pb2.EngineStatus) -> engine_model.Engine:
     """One engine."""
-    return model.Engine(
+    return engine_model.Engine(
         id=message.id,
         url=message.url,
         role=_phase(message.role),
@@ -84,7 +84,7 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
         weight=message.weight,
         inflight=message.inflight,
         holds=tuple(
-            model.Hold(
+            engine_model.Hold(
                 kind=hold.kind,
                 reason=hold.reason,
                 age_s=hold.age_s,
@@ -95,7 +95,7 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
         ),
         streaks=_sorted(message.streaks),
         checks=tuple(
-            model.Check(check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s)
+            engine_model.Check(check=c.check, verdict=c.verdict, detail=c.detail, age_s=c.age_s, latency_s=c.latency_s)
             for c in message.checks
         ),
         outcomes=_sorted(message.outcomes),
@@ -105,7 +105,7 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
         suspicion=message.suspicion,
         gate_in_s=message.gate_in_s if message.HasField("gate_in_s") else None,
         health=tuple(
-            model.Health(detail=h.detail, outcome=h.outcome, latency_s=h.latency_s, age_s=h.age_s)
+            engine_model.Health(detail=h.detail, outcome=h.outcome, latency_s=h.latency_s, age_s=h.age_s)
             for h in message.health
         ),
         drain=_drain(message.drain) if message.HasField("drain") else None,
@@ -116,8 +116,8 @@ def engine(message: fleet_pb2.EngineStatus) -> model.Engine:
     )
 
 
-def _drift(message: fleet_pb2.DriftStatus) -> model.Drift:
-    return model.Drift(
+def _drift(message: fleet_pb2.DriftStatus) -> engine_model.Drift:
+    return engine_model.Drift(
         step_s=message.step_s,
         usual_s=message.usual_s,
         samples=message.samples,
@@ -169,8 +169,8 @@ def role_of(word: str) -> placement_pb2.Phase:
     return placement_pb2.PHASE_PREFILL if word == "prefill" else placement_pb2.PHASE_DECODE
 
 
-def _drain(message: fleet_pb2.DrainStatus) -> model.Drain:
-    return model.Drain(
+def _drain(message: fleet_pb2.DrainStatus) -> engine_model.Drain:
+    return engine_model.Drain(
         reason=message.reason,
         age_s=message.age_s,
         remaining_s=message.remaining_s,
@@ -184,18 +184,18 @@ def _drain(message: fleet_pb2.DrainStatus) -> model.Drain:
     )
 
 
-def _process(message: fleet_pb2.ProcessIdentity) -> model.Process:
-    return model.Process(version=message.version, started_at=message.started_at)
+def _process(message: fleet_pb2.ProcessIdentity) -> engine_model.Process:
+    return engine_model.Process(version=message.version, started_at=message.started_at)
 
 
-def _evidence(message: fleet_pb2.EvidenceStatus) -> model.Evidence:
+def _evidence(message: fleet_pb2.EvidenceStatus) -> engine_model.Evidence:
     last = message.last
-    return model.Evidence(
+    return engine_model.Evidence(
         failure_class=message.failure_class,
         streak=message.streak,
         limit=message.limit,
         total=message.total,
-        last=model.Failure(
+        last=engine_model.Failure(
             words=last.words,
             outcome=last.outcome,
             status=last.status,
@@ -246,26 +246,28 @@ def event(message: fleet_pb2.Event) -> model.Event:
     )
 
 
-def snapshot(message: placement_pb2.Snapshot) -> model.Placement:
+def snapshot(message: placement_pb2.Snapshot) -> placement_model.Placement:
     """A whole placement."""
     engines = tuple(_placed(engine) for engine in message.engines)
-    return model.Placement(epoch=message.epoch, version=message.version, closed=message.closed, engines=engines)
+    return placement_model.Placement(
+        epoch=message.epoch, version=message.version, closed=message.closed, engines=engines
+    )
 
 
-def changed(held: model.Placement | None, message: placement_pb2.Change) -> model.Placement | None:
+def changed(held: placement_model.Placement | None, message: placement_pb2.Change) -> placement_model.Placement | None:
     """`held` after a change; None when the change is based on another placement."""
     if held is None or (held.epoch, held.version) != (message.epoch, message.base_version):
         return None
     engines = {engine.id: engine for engine in held.engines if engine.id not in message.removed}
     engines.update({engine.id: _placed(engine) for engine in message.engines})
-    return model.Placement(
+    return placement_model.Placement(
         epoch=message.epoch, version=message.version, closed=message.closed, engines=tuple(engines.values())
     )
 
 
-def _placed(message: placement_pb2.EnginePlacement) -> model.PlacedEngine:
+def _placed(message: placement_pb2.EnginePlacement) -> placement_model.PlacedEngine:
     remaining_s = message.quarantine_remaining_s if message.HasField("quarantine_remaining_s") else None
-    return model.PlacedEngine(
+    return placement_model.PlacedEngine(
         id=message.id,
         url=message.url,
         role=_phase(message.role),

@@ -1,8 +1,8 @@
 """How `narwhalctl` prints: one set of facts, as a table, a wide table, JSON or YAML.
 
-A command hands over its facts (a value of `narwhal.cli.model`) and a function that lays them out for people; JSON and
-YAML come from the facts alone. On a terminal tables are ruled and coloured. In a pipe they are plain columns: nothing
-is drawn, folded or cut, every empty cell is `-`, and columns are two or more spaces apart.
+A command hands over its facts (a value of `narwhal.cli.model` or its neighbours) and a function that lays them out for
+people; JSON and YAML come from the facts alone. On a terminal tables are ruled and coloured. In a pipe they are plain
+columns: nothing is drawn, folded or cut, every empty cell is `-`, and columns are two or more spaces apart.
 """
 
 import json
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from narwhal.cli.model import plain
 from narwhal.cli.options import Output, Settings
+from narwhal.cli.plain import plain
 
 GAP = 2  # columns between columns
 NARROWEST = 24  # columns in which words can still be read

@@ -99,7 +99,7 @@ def test_a_refusal_is_a_no_in_the_words_of_control(run: Run, control: FakeContro
 def test_when_nobody_leads_afterwards_it_says_so(
     run: Run, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("narwhal.cli.client.NEXT_S", 0.5)
+    monkeypatch.setattr("narwhal.cli.reach.NEXT_S", 0.5)
     ran = run("switchover")
     assert (ran.code, ran.out) == (3, "")
     assert ran.err == "narwhalctl: epoch 3 is over, and nobody leads after 0.5 s: see narwhalctl status\n"

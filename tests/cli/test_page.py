@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from narwhal.cli import model
+from narwhal.cli import engine_model, model, outcomes, placement_model
 from narwhal.cli.commands import replay
 from narwhal.cli.main import COMMANDS, cli
 
@@ -23,12 +23,14 @@ WORDS = set(re.findall(r"`([a-z_]+)(?:\[\])?`", PAGE))
 @pytest.mark.parametrize(
     "value",
     [
-        model.Status, model.ControlProcess, model.Monitor, model.StageError, model.Totals, model.Engine, model.Hold,
-        model.Check, model.Proxy, model.Placement, model.PlacedEngine, model.PlacementStep, model.Difference,
-        model.Event, model.Evidence, model.Failure, model.Health, model.Told, model.Explanation, model.Done,
-        model.Probed, model.Process, model.Drain, model.Drained, model.Returned, model.Forgotten,
-        model.Drift, model.Role, model.Roles, model.Risk, model.Proposal,
-        model.Standby, model.Epoch, model.Switched,
+        model.Status, model.ControlProcess, model.Monitor, model.StageError, model.Totals, model.Proxy, model.Event,
+        model.Role, model.Roles, model.Risk, model.Proposal, model.Standby, model.Epoch,
+        engine_model.Engine, engine_model.Hold, engine_model.Check, engine_model.Evidence, engine_model.Failure,
+        engine_model.Health, engine_model.Told, engine_model.Explanation, engine_model.Process, engine_model.Drain,
+        engine_model.Drift,
+        placement_model.Placement, placement_model.PlacedEngine, placement_model.PlacementStep,
+        placement_model.Difference,
+        outcomes.Done, outcomes.Probed, outcomes.Drained, outcomes.Returned, outcomes.Forgotten, outcomes.Switched,
         replay.Replayed, replay.Event, replay.EngineCourse,
     ],
 )  # fmt: skip

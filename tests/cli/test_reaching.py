@@ -10,7 +10,9 @@ import grpc
 import pytest
 
 from narwhal.cli import model
-from narwhal.cli.client import Control, NotActive, ask
+from narwhal.cli.client import Control
+from narwhal.cli.failures import NotActive
+from narwhal.cli.reach import ask
 from tests.cli import fleets
 from tests.cli.conftest import WAIT_S, Run
 from tests.cli.fake_control import FakeControl

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import Control, Drain, Lost, NotActive, Refused, Unreachable, connect, drained
+from narwhal.cli import outcomes
+from narwhal.cli.client import Control, Drain, drained
 from narwhal.cli.complete import engine_names
+from narwhal.cli.failures import Lost, NotActive, Refused, Unreachable
 from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_settings
+from narwhal.cli.reach import connect
 from narwhal.cli.render import Printer, done, notice
 
 LOOK_S = 0.5  # between two looks at a drain that another process goes on with
@@ -66,7 +68,7 @@ def drain(  # noqa: PLR0917 - click passes them by name
         raise AnswerIsNo(f"not ready to stop within {deadline:g} s: {late}")
 
 
-async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[str], None]) -> model.Drained:
+async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
     """Drains, and waits when asked to, over restarts and takeovers of control."""
     told: list[str] = []
     while True:
@@ -84,7 +86,7 @@ async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[s
 
 async def _wait(
     addresses: Sequence[str], request: Drain, told: Sequence[str], progress: Callable[[str], None]
-) -> model.Drained:
+) -> outcomes.Drained:
     """The drain has been stored: whoever leads goes on with it."""
     said = ""
     while True:
@@ -99,7 +101,7 @@ async def _wait(
         await asyncio.sleep(LOOK_S)
 
 
-async def _look(control: Control, request: Drain, told: Sequence[str]) -> model.Drained:
+async def _look(control: Control, request: Drain, told: Sequence[str]) -> outcomes.Drained:
     while True:
         status = await control.status(proxies=False)
         engines = [e for e in status.engines if request.everybody or e.id in request.engines]

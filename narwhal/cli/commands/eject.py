@@ -2,9 +2,9 @@
 
 import click
 
-from narwhal.cli.client import ask
 from narwhal.cli.complete import engine_names
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Printer, done
 
 

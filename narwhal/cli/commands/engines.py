@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import ask
+from narwhal.cli import engine_model
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, latency, some
 
 
@@ -24,14 +24,14 @@ def engines(settings: Settings) -> None:
     )
 
 
-def _layout(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
+def _layout(engines: Sequence[engine_model.Engine], wide: bool) -> Iterator[Block]:
     serving = sum(bool(engine.phases) for engine in engines)
     text = f"{serving} of {some(len(engines), 'engine')} {'serves' if serving == 1 else 'serve'}"
     yield Line(Say(text, Tone.GOOD if serving == len(engines) else Tone.BAD))
     yield from tables(engines, wide)
 
 
-def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
+def tables(engines: Sequence[engine_model.Engine], wide: bool) -> Iterator[Block]:
     """The engines as `engines` and `status` show them; when wide their checks, evidence and health too."""
     columns = ["ENGINE", "ROLE", "SERVES", "INFLIGHT", "WEIGHT", "FAILURES"]
     if wide:
@@ -45,11 +45,11 @@ def tables(engines: Sequence[model.Engine], wide: bool) -> Iterator[Block]:
             yield table
 
 
-def _instant(process: model.Process) -> str:
+def _instant(process: engine_model.Process) -> str:
     return datetime.fromtimestamp(process.started_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _drain_row(engine: str, drain: model.Drain) -> list[Cell]:
+def _drain_row(engine: str, drain: engine_model.Drain) -> list[Cell]:
     state = Say("overdue", Tone.BAD) if drain.overdue else Say("waits", Tone.WARN)
     process = drain.process
     unknown = "unknown" if drain.captured else "not read yet"
@@ -66,7 +66,7 @@ def _drain_row(engine: str, drain: model.Drain) -> list[Cell]:
     ]
 
 
-def _evidence_row(engine: model.Engine, known: model.Evidence) -> list[Cell]:
+def _evidence_row(engine: engine_model.Engine, known: engine_model.Evidence) -> list[Cell]:
     last = known.last
     row: list[Cell] = [
         engine.id,
@@ -79,17 +79,17 @@ def _evidence_row(engine: model.Engine, known: model.Evidence) -> list[Cell]:
     return [*row, age(last.age_s), last.outcome, str(last.status or ""), last.words]
 
 
-def _health_row(engine: model.Engine, health: model.Health) -> list[Cell]:
+def _health_row(engine: engine_model.Engine, health: engine_model.Health) -> list[Cell]:
     outcome = Say(health.outcome, Tone.BAD) if health.outcome else Say("ok", Tone.GOOD)
     return [engine.id, outcome, age(health.age_s), latency(health.latency_s), health.detail]
 
 
-def _drift_row(engine: str, drift: model.Drift) -> list[Cell]:
+def _drift_row(engine: str, drift: engine_model.Drift) -> list[Cell]:
     slow = Say(str(drift.drifting), Tone.WARN if drift.drifting else Tone.NONE)
     return [engine, latency(drift.step_s), latency(drift.usual_s), str(drift.samples), slow, str(drift.good)]
 
 
-def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
+def _more(engines: Sequence[engine_model.Engine]) -> Iterator[Table]:
     """What is known of engines beside their row."""
     yield Table(
         columns=["ENGINE", "CHECK", "VERDICT", "AGE", "TOOK", "SEEN"],
@@ -125,7 +125,7 @@ def _more(engines: Sequence[model.Engine]) -> Iterator[Table]:
     )
 
 
-def _row(engine: model.Engine, wide: bool) -> list[Cell]:
+def _row(engine: engine_model.Engine, wide: bool) -> list[Cell]:
     row: list[Cell] = [
         engine.id,
         engine.role,
@@ -142,13 +142,13 @@ def _row(engine: model.Engine, wide: bool) -> list[Cell]:
     return row
 
 
-def _check_row(engine: model.Engine, check: model.Check) -> list[Cell]:
+def _check_row(engine: engine_model.Engine, check: engine_model.Check) -> list[Cell]:
     tone = {"pass": Tone.GOOD, "fail": Tone.BAD, "inconclusive": Tone.WARN}.get(check.verdict, Tone.NONE)
     verdict = Say(check.verdict, tone)
     return [engine.id, check.check, verdict, age(check.age_s), latency(check.latency_s), check.detail]
 
 
-def _why(engine: model.Engine) -> Iterator[str]:
+def _why(engine: engine_model.Engine) -> Iterator[str]:
     """What keeps work off an engine, the check that keeps it so, and what is being done about it."""
     yield from map(_hold, engine.holds)
     if engine.misses:
@@ -165,7 +165,7 @@ def _why(engine: model.Engine) -> Iterator[str]:
         yield f"tried again in {age(engine.gate_in_s)}"
 
 
-def drain_words(drain: model.Drain) -> str:
+def drain_words(drain: engine_model.Drain) -> str:
     """How far a drain is, in a phrase."""
     if drain.settled:
         return "ready to stop"
@@ -173,7 +173,7 @@ def drain_words(drain: model.Drain) -> str:
     return f"{late}, waits for {'; '.join(drain.waits_for)}"
 
 
-def _hold(hold: model.Hold) -> str:
+def _hold(hold: engine_model.Hold) -> str:
     """One hold in a phrase: what, since when, for how long still, why."""
     words = f"{hold.kind} {age(hold.age_s)}"
     if hold.remaining_s is not None:

@@ -7,10 +7,12 @@ from contextlib import aclosing
 import click
 
 from narwhal.cli import model
-from narwhal.cli.client import Control, connect
+from narwhal.cli.client import Control
 from narwhal.cli.complete import engine_names
 from narwhal.cli.follow import follow as over_reconnects
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.plain import plain
+from narwhal.cli.reach import connect
 from narwhal.cli.render import Block, Line, Printer, Say, Tone, notice, some
 
 KEPT = 4096  # events that a control process keeps
@@ -112,7 +114,7 @@ async def _stream(
 
 
 def _print(printer: Printer, event: model.Event) -> None:
-    facts = {"time": event.time, **model.plain(event)}
+    facts = {"time": event.time, **plain(event)}
     printer.item(facts, lambda wide: _layout(event, wide))
 
 

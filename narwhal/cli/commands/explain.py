@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import ask
+from narwhal.cli import engine_model
 from narwhal.cli.commands import engines
 from narwhal.cli.complete import engine_names
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Line, Printer, Say, Tone
 
 
@@ -25,7 +25,7 @@ def explain(settings: Settings, engine: str) -> None:
     Printer(settings).show(explanation, lambda wide: _layout(explanation, wide))
 
 
-def _layout(explanation: model.Explanation, wide: bool) -> Iterator[Block]:
+def _layout(explanation: engine_model.Explanation, wide: bool) -> Iterator[Block]:
     answer, *reasons = explanation.lines or ("",)
     yield Line(Say(answer, Tone.GOOD if explanation.engine.phases else Tone.BAD))
     yield from map(Line, reasons)

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from narwhal.cli import model
-from narwhal.cli.client import ask
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.plain import utc
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Printer, Say, Table, Tone, age
 
 _TONES = {"lasts": Tone.GOOD, "fenced": Tone.BAD, "untold": Tone.BAD, "yielded": Tone.WARN, "moved": Tone.WARN}
@@ -34,7 +35,7 @@ def _row(epoch: model.Epoch, wide: bool) -> list[Cell]:
         str(epoch.epoch),
         epoch.holder,
         *([epoch.address] if wide else []),
-        model.utc(began) if began is not None else "",
+        utc(began) if began is not None else "",
         age(ended - began) if began is not None and ended is not None else "",
         Say(epoch.ending, _TONES.get(epoch.ending, Tone.NONE)),
         epoch.reason,

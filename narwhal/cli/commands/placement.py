@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import Control, ask
+from narwhal.cli import model, placement_model
+from narwhal.cli.client import Control
 from narwhal.cli.follow import follow as over_reconnects
 from narwhal.cli.options import AnswerIsNo, Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, notice
 
 SUBSCRIBER = "narwhalctl"
@@ -36,7 +37,7 @@ def placement(settings: Settings, follow: bool) -> None:
     printer.show(newest, lambda wide: _layout(newest, wide))
 
 
-async def _newest(control: Control) -> model.Placement:
+async def _newest(control: Control) -> placement_model.Placement:
     async with aclosing(control.placements(name=SUBSCRIBER, follow=False)) as stream:
         async for newest in stream:
             return newest
@@ -44,29 +45,29 @@ async def _newest(control: Control) -> model.Placement:
 
 
 async def _follow(settings: Settings, printer: Printer) -> None:
-    def start(control: Control, status: model.Status) -> AsyncGenerator[model.Placement]:
+    def start(control: Control, status: model.Status) -> AsyncGenerator[placement_model.Placement]:
         return control.placements(name=SUBSCRIBER)
 
-    held: model.Placement | None = None
+    held: placement_model.Placement | None = None
     async with aclosing(over_reconnects(settings.control, start, notice=notice)) as stream:
         async for newest in stream:
             if held is None:
                 _first(printer, newest)
             elif newest.order != held.order:
-                _next(printer, model.step(held, newest))
+                _next(printer, placement_model.step(held, newest))
             held = newest
 
 
-def _first(printer: Printer, placement: model.Placement) -> None:
+def _first(printer: Printer, placement: placement_model.Placement) -> None:
     printer.item(placement, lambda wide: _layout(placement, wide))
 
 
-def _next(printer: Printer, step: model.PlacementStep) -> None:
+def _next(printer: Printer, step: placement_model.PlacementStep) -> None:
     at = datetime.now(UTC).strftime("%H:%M:%SZ")
     printer.item(step, lambda wide: _step_layout(step, at))
 
 
-def _layout(placement: model.Placement, wide: bool) -> Iterator[Block]:
+def _layout(placement: placement_model.Placement, wide: bool) -> Iterator[Block]:
     admission = Say(f"admission is closed: {placement.closed}", Tone.BAD) if placement.closed else "admission is open"
     yield Line(f"placement {placement.order}: ", admission)
     columns = ["ENGINE", "ROLE", "SERVES", "WEIGHT", "HOLDS"]
@@ -76,7 +77,7 @@ def _layout(placement: model.Placement, wide: bool) -> Iterator[Block]:
         yield Table(columns=columns, rows=[_row(engine, wide) for engine in placement.engines])
 
 
-def _row(engine: model.PlacedEngine, wide: bool) -> list[Cell]:
+def _row(engine: placement_model.PlacedEngine, wide: bool) -> list[Cell]:
     row: list[Cell] = [
         engine.id,
         engine.role,
@@ -98,7 +99,7 @@ def _row(engine: model.PlacedEngine, wide: bool) -> list[Cell]:
     return row
 
 
-def _step_layout(step: model.PlacementStep, at: str) -> Iterator[Block]:
+def _step_layout(step: placement_model.PlacementStep, at: str) -> Iterator[Block]:
     head = Say(f"{at}  {step.epoch}.{step.version}  ", Tone.DIM)
     for subject, changes in groupby(step.changes, key=lambda change: change.engine or change.field):
         yield Line(head, *_change(subject, list(changes)))
@@ -106,7 +107,7 @@ def _step_layout(step: model.PlacementStep, at: str) -> Iterator[Block]:
         yield Line(head, "nothing that shows changed")
 
 
-def _change(subject: str, changes: list[model.Difference]) -> Iterator[Cell]:
+def _change(subject: str, changes: list[placement_model.Difference]) -> Iterator[Cell]:
     """What changed about one engine, about admission or about the epoch."""
     change = changes[0]
     if change.field == "epoch":
@@ -124,7 +125,7 @@ def _change(subject: str, changes: list[model.Difference]) -> Iterator[Cell]:
             yield _difference(each)
 
 
-def _difference(change: model.Difference) -> Say:
+def _difference(change: placement_model.Difference) -> Say:
     name = {"phases": "serves"}.get(change.field, change.field.replace("_", " "))
     tone = Tone.NONE
     if change.field == "phases":

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from narwhal.cli import model
-from narwhal.cli.client import Control, ask
+from narwhal.cli.client import Control
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, counts, done, some
 
 

@@ -9,8 +9,8 @@ from typing import get_args
 
 import click
 
-from narwhal.cli import model
 from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_settings
+from narwhal.cli.plain import plain, utc
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, notice, some
 from narwhal.config import FleetFileError, load_fleet
 from narwhal.control.core.events import Answer, Record, Reported
@@ -185,7 +185,7 @@ def _replayed(files: list[Path], other: str | None) -> Replayed:
         holder=head.holder,
         epoch=head.epoch,
         release=head.release,
-        begin=model.utc(head.wall),
+        begin=utc(head.wall),
         seconds=first.end - head.now,
         steps=first.was.steps,
         differing=first.was.differing,
@@ -203,7 +203,7 @@ def _replayed(files: list[Path], other: str | None) -> Replayed:
 
 
 def _changed(was: CoreSettings, other: CoreSettings) -> dict[str, tuple[str, str]]:
-    before, after = model.plain(was), model.plain(other)
+    before, after = plain(was), plain(other)
     names = [name for name in before if name != "engines" and before[name] != after[name]]
     return {name: (str(before[name]), str(after[name])) for name in names}
 
@@ -214,7 +214,7 @@ def _events(head: Head, was: Course, other: Course) -> Iterator[Event]:
         assert record is not None
         at = head.wall + pair.at - head.now
         yield Event(
-            time=model.utc(at),
+            time=utc(at),
             at=at,
             kind=record.kind.value,
             engine=record.engine,

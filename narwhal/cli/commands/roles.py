@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import ask
+from narwhal.cli import engine_model, model
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, latency
 
 
@@ -88,6 +88,6 @@ def _tokens(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def _engine(engine: model.Engine) -> list[Cell]:
+def _engine(engine: engine_model.Engine) -> list[Cell]:
     since = "" if engine.role_age_s is None else age(engine.role_age_s)
     return [engine.id, engine.role, "yes" if engine.pinned else "no", since, engine.stays]

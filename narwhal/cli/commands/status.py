@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import ask
+from narwhal.cli import engine_model, model
 from narwhal.cli.commands import engines, proxies, roles
 from narwhal.cli.options import AnswerIsNo, Settings, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, latency, some
 
 PHASES = ("prefill", "decode")
@@ -53,7 +53,7 @@ def _headline(fleet: model.Status) -> Line:
     return Line(Say("NOT READY", Tone.BAD), f"  {fleet.fleet}: ", Say(reason, Tone.BAD))
 
 
-def _why(engine: model.Engine) -> str:
+def _why(engine: engine_model.Engine) -> str:
     words = ", ".join(hold.kind for hold in engine.holds) or "no hold"
     if engine.drain is None:
         return words

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import click
 
-from narwhal.cli import model
-from narwhal.cli.client import switchover as switch
+from narwhal.cli import outcomes
 from narwhal.cli.options import Settings, pass_settings
+from narwhal.cli.reach import switchover as switch
 from narwhal.cli.render import Block, Line, Printer, done, latency
 
 
@@ -26,7 +26,7 @@ def switchover(settings: Settings, standby: str, dry_run: bool) -> None:
     Printer(settings).show(answer, lambda _: _layout(answer))
 
 
-def _layout(answer: model.Switched) -> Iterator[Block]:
+def _layout(answer: outcomes.Switched) -> Iterator[Block]:
     if answer.dry_run:
         yield from done([f"{answer.holder} at {answer.address} leads instead of epoch {answer.before}"], dry_run=True)
     else:

@@ -2,9 +2,10 @@
 
 import click
 
-from narwhal.cli.client import Undrain, ask
+from narwhal.cli.client import Undrain
 from narwhal.cli.complete import engine_names
 from narwhal.cli.options import Settings, UsageProblem, pass_settings
+from narwhal.cli.reach import ask
 from narwhal.cli.render import Printer, done, notice
 
 

@@ -1,0 +1,109 @@
+"""Finds the active control process, and goes with it when another leads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from narwhal.cli import model, outcomes
+from narwhal.cli.client import CALL_TIMEOUT_S, Control, cancelled
+from narwhal.cli.failures import Lost, NotActive, Refused, Unreachable
+
+T = TypeVar("T")
+
+NEXT_S = 15.0  # until somebody leads after a switchover
+NEXT_LOOK_S = 0.05
+
+
+def ask(addresses: Sequence[str], question: Callable[[Control], Awaitable[T]]) -> T:
+    """The active control process's answer to `question`, from code that is not a coroutine.
+
+    Asks again, from the start, when the process loses its lease between two calls of a question.
+    """
+
+    async def once() -> T:
+        async with connect(addresses) as control:
+            return await question(control)
+
+    for _ in range(2):
+        try:
+            return asyncio.run(once())
+        except NotActive:
+            continue
+    return asyncio.run(once())
+
+
+async def switchover(addresses: Sequence[str], standby: str, *, dry_run: bool) -> outcomes.Switched:
+    """Has the active process yield, and waits until another leads. Raises `Lost` when nobody does in time."""
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    while True:
+        try:
+            async with connect(addresses) as control:
+                begun = await control.switch(standby, dry_run=dry_run)
+            break
+        except NotActive:
+            if clock.time() - began > CALL_TIMEOUT_S:
+                raise
+    if dry_run:
+        return begun
+    everybody = list(dict.fromkeys([*addresses, begun.address]))
+    while clock.time() - began < NEXT_S:
+        with suppress(Unreachable):
+            async with connect(everybody) as control:
+                now = (await control.status(proxies=False)).control
+                if now.epoch > begun.before:
+                    took_s = clock.time() - began
+                    return replace(begun, epoch=now.epoch, holder=now.holder, address=control.address, took_s=took_s)
+        await asyncio.sleep(NEXT_LOOK_S)
+    raise Lost(f"epoch {begun.before} is over, and nobody leads after {NEXT_S:g} s: see narwhalctl status")
+
+
+@asynccontextmanager
+async def connect(addresses: Sequence[str]) -> AsyncIterator[Control]:
+    """The active control process among `addresses`, or the one that a standby among them names.
+
+    All are asked at once, so that a dead machine costs nothing while another answers. Raises `Unreachable` or, when
+    a process answered that it may not or cannot say, `Refused`.
+    """
+    opened: list[Control] = []
+    try:
+        yield await _first_active(addresses, opened)
+    finally:
+        for control in opened:
+            await control.close()
+
+
+async def _first_active(addresses: Sequence[str], opened: list[Control]) -> Control:
+    asked: dict[asyncio.Task[model.Status], str] = {}
+    controls: dict[str, Control] = {}
+    failed: dict[str, Unreachable | Refused] = {}
+
+    def start(address: str) -> None:
+        opened.append(Control(address))
+        controls[address] = opened[-1]
+        asked[asyncio.create_task(controls[address].status(proxies=False))] = address
+
+    for address in addresses:
+        start(address)
+    try:
+        while asked:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                address = asked.pop(task)
+                try:
+                    task.result()
+                except (Unreachable, Refused) as error:
+                    failed[address] = error
+                    named = error.active if isinstance(error, NotActive) else ""
+                    if named and named not in controls:
+                        start(named)
+                else:
+                    return controls[address]
+    finally:
+        await cancelled(asked)
+    for refused in failed.values():
+        if isinstance(refused, Refused):
+            raise refused
+    raise Unreachable("no active control process: " + "; ".join(str(failed[a]) for a in controls))
