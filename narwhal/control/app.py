@@ -18,7 +18,7 @@ import uvloop
 from narwhal.clock import Clock, RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
 from narwhal.control.candidate import ResumeRefusedError
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.endpoints import control_http
 from narwhal.control.fleet_service import FleetService
 from narwhal.control.journal import Journal

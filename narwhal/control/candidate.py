@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import orjson
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.handoff import Handoff, Resume
 from narwhal.control.core.history import History, HistoryError, from_document
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.plan import Plan
 from narwhal.control.resume import Judged, judge, newest
 from narwhal.control.standing import told

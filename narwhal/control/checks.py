@@ -15,14 +15,8 @@ import orjson
 from narwhal.clock import Clock
 from narwhal.connectors.base import Route
 from narwhal.connectors.said import said
-from narwhal.control.core.events import (
-    CaptureIdentity,
-    CheckAnswered,
-    CheckResult,
-    IdentityCaptured,
-    ProcessIdentity,
-    RunCheck,
-)
+from narwhal.control.core.effects import CaptureIdentity, RunCheck
+from narwhal.control.core.events import CheckAnswered, CheckResult, IdentityCaptured, ProcessIdentity
 from narwhal.control.core.process import process_words, same_process
 from narwhal.control.engine_client import EngineClient, NoAnswer
 from narwhal.vocabulary import Check, Outcome, Verdict

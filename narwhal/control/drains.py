@@ -13,7 +13,8 @@ from google.rpc import error_details_pb2
 from narwhal._pb import fleet_pb2
 from narwhal.clock import Clock
 from narwhal.control.core.commands import returned
-from narwhal.control.core.events import CommandRefusedError, DrainCommand, Record, Refusal, UndrainCommand
+from narwhal.control.core.events import CommandRefusedError, DrainCommand, Refusal, UndrainCommand
+from narwhal.control.core.records import Record
 from narwhal.control.core.view import EngineView
 from narwhal.control.fleet_messages import engine_message, words_of
 from narwhal.control.loop import ControlLoop

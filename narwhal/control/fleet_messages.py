@@ -3,9 +3,11 @@
 from narwhal._pb import fleet_pb2
 from narwhal.clock import Clock
 from narwhal.control.core.decisions import RoleMove
-from narwhal.control.core.events import Effect, ProcessIdentity, Record
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import ProcessIdentity
 from narwhal.control.core.history import Epoch
 from narwhal.control.core.proxies import lag
+from narwhal.control.core.records import Record
 from narwhal.control.core.view import (
     DrainView,
     DriftView,

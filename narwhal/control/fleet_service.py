@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError, Message
 from narwhal._pb import fleet_pb2
 from narwhal.clock import Clock
 from narwhal.control.core.commands import probed
+from narwhal.control.core.effects import Effect
 from narwhal.control.core.events import (
     Command,
     CommandRefusedError,
-    Effect,
     EjectCommand,
     ForgetCommand,
     ProbeCommand,

@@ -17,14 +17,8 @@ from narwhal.connectors.base import ClientRequest, Connector, Handoff, HandoffUn
 from narwhal.connectors.said import said
 from narwhal.connectors.sse import Event, classify, find_end
 from narwhal.connectors.vllm_nixl import VllmNixl
-from narwhal.control.core.events import (
-    InferenceAnswered,
-    LegSeen,
-    ProbeInference,
-    RunTransfer,
-    Target,
-    TransferAnswered,
-)
+from narwhal.control.core.effects import ProbeInference, RunTransfer, Target
+from narwhal.control.core.events import InferenceAnswered, LegSeen, TransferAnswered
 from narwhal.control.engine_client import LARGEST_ANSWER, EngineClient, NoAnswer, whole
 from narwhal.vocabulary import Outcome
 

@@ -20,9 +20,11 @@ from typing import BinaryIO
 import orjson
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import Effect, EventKind, Input, Record, Reloaded
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input, Reloaded
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.journal import Head, head_line, step_line
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.snapshot import text
 from narwhal.vocabulary import Stage

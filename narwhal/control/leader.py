@@ -16,10 +16,11 @@ import structlog
 from narwhal.clock import Clock
 from narwhal.control.candidate import Candidate, Start
 from narwhal.control.chronicle import Chronicle
-from narwhal.control.core.events import Answer, EventKind, Record, Reloaded, StageFailure
+from narwhal.control.core.events import Answer, Reloaded, StageFailure
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import aged
 from narwhal.control.core.history import Ending, History
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.journal import Journal
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner

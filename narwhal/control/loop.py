@@ -13,19 +13,12 @@ import orjson
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import (
-    Effect,
-    Input,
-    PassEnded,
-    Published,
-    Record,
-    Reported,
-    StageFailure,
-    Woke,
-)
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input, PassEnded, Published, Reported, StageFailure, Woke
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import to_document
 from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.records import Record
 from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.journal import Journal
 from narwhal.control.probes import Request

@@ -12,8 +12,9 @@ from typing import Any
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import Answer, CheckAnswered, EventKind, HealthAnswered, Record, TransferAnswered
+from narwhal.control.core.events import Answer, CheckAnswered, HealthAnswered, TransferAnswered
 from narwhal.control.core.evidence import Action
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.transfers import Fault, judged
 from narwhal.vocabulary import Check, Outcome, Verdict
 

@@ -12,15 +12,8 @@ import structlog
 
 from narwhal.clock import Clock
 from narwhal.control.checks import capture_identity, read_identity, run_check
-from narwhal.control.core.events import (
-    Answer,
-    CaptureIdentity,
-    HealthAnswered,
-    ProbeHealth,
-    ProbeInference,
-    RunCheck,
-    RunTransfer,
-)
+from narwhal.control.core.effects import CaptureIdentity, ProbeHealth, ProbeInference, RunCheck, RunTransfer
+from narwhal.control.core.events import Answer, HealthAnswered
 from narwhal.control.engine_client import EngineClient, NoAnswer, ProbeSettings
 from narwhal.control.inference import probe_inference, run_transfer
 from narwhal.vocabulary import Outcome

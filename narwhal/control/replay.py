@@ -11,9 +11,11 @@ from typing import Any
 
 import orjson
 
-from narwhal.control.core.events import Effect, Input, Record
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.journal import Head, JournalError, Step, effect_values, read_head, read_step
+from narwhal.control.core.records import Record
 from narwhal.control.journal import encoded, journal_files
 from narwhal.control.snapshot import SnapshotError, unpack
 from narwhal.vocabulary import Stage

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.standby import Misses
 from narwhal.control.leader import Leader
 from narwhal.control.peer import Dial, Heard, Peer, PeerError

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.history import Ending
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.store.base import Lease
 
 

@@ -18,30 +18,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
 from narwhal.control.core.events import (
     Answer,
-    CaptureIdentity,
     CheckAnswered,
-    Effect,
     HealthAnswered,
     IdentityCaptured,
     InferenceAnswered,
     Input,
-    ProbeHealth,
-    ProbeInference,
     ProxyAcked,
     ProxyNacked,
     Published,
-    Record,
     Reloaded,
     Reported,
-    RunCheck,
-    RunTransfer,
     TransferAnswered,
     Woke,
 )
 from narwhal.control.core.journal import Head
 from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.replay import Course, Told, core_of, give
 from narwhal.reports import Batch, Run

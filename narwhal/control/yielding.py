@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from narwhal.clock import Clock
-from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.history import Ending
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.standby import Heir, Holder, refusal
 from narwhal.control.leader import Leader
 from narwhal.control.standing import told

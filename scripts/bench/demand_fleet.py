@@ -12,29 +12,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck
 from narwhal.control.core.events import (
     Answer,
-    CaptureIdentity,
     CheckAnswered,
     CheckResult,
-    Effect,
     HealthAnswered,
     IdentityCaptured,
     InferenceAnswered,
     LegSeen,
     PassEnded,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
     ProxyAcked,
     ProxyConnected,
-    Record,
     Reported,
-    RunCheck,
     TransferAnswered,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings, EngineSpec, RoleSettings
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.backlog import Backlog

@@ -33,25 +33,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
 from narwhal.control.core.events import (
     CheckAnswered,
     CheckResult,
-    Effect,
     EjectCommand,
     HealthAnswered,
     InferenceAnswered,
     Input,
     LegSeen,
     PassEnded,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
     ProxyAcked,
     ProxyConnected,
     Published,
     Reported,
-    RunCheck,
-    RunTransfer,
     TransferAnswered,
     Woke,
 )

@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from narwhal.clock import RealClock
-from narwhal.control.core.events import InferenceAnswered, LegSeen, ProbeInference, Target
+from narwhal.control.core.effects import ProbeInference, Target
+from narwhal.control.core.events import InferenceAnswered, LegSeen
 from narwhal.control.engine_client import EngineClient, ProbeSettings
 from narwhal.control.inference import ProbedStream, probe_inference
 from narwhal.sim.options import EngineOptions

@@ -17,17 +17,9 @@ from click.testing import CliRunner
 from narwhal.cli.main import cli
 from narwhal.clock import RealClock
 from narwhal.control import journal as writing
-from narwhal.control.core.events import (
-    EjectCommand,
-    EventKind,
-    Input,
-    ProbeCommand,
-    ProxyConnected,
-    Record,
-    Reloaded,
-    Reported,
-)
+from narwhal.control.core.events import EjectCommand, Input, ProbeCommand, ProxyConnected, Reloaded, Reported
 from narwhal.control.core.journal import Head
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.journal import Journal, journal_files
 from narwhal.control.replay import AsItWas, Reading, ReplayError, files_of, lines_of
 from narwhal.control.snapshot import SnapshotError, pack, text, unpack

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from narwhal.clock import RealClock
-from narwhal.control.core.events import Effect, Input, ProxyNacked, StageFailure
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input, ProxyNacked, StageFailure
 from narwhal.control.leader import stage_runners
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Monitor, Runner

@@ -13,7 +13,8 @@ import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 
 from narwhal._pb import fleet_pb2, outcome_pb2, placement_pb2
-from narwhal.control.core.events import InferenceAnswered, LegSeen, ProbeInference
+from narwhal.control.core.effects import ProbeInference
+from narwhal.control.core.events import InferenceAnswered, LegSeen
 from narwhal.control.probes import Probes
 from narwhal.vocabulary import Outcome, Phase
 from tests.contract.control_kit import (

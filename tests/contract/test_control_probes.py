@@ -10,15 +10,8 @@ import pytest
 import pytest_asyncio
 
 from narwhal.clock import RealClock
-from narwhal.control.core.events import (
-    Answer,
-    CheckAnswered,
-    CheckResult,
-    HealthAnswered,
-    ProbeHealth,
-    ProcessIdentity,
-    RunCheck,
-)
+from narwhal.control.core.effects import ProbeHealth, RunCheck
+from narwhal.control.core.events import Answer, CheckAnswered, CheckResult, HealthAnswered, ProcessIdentity
 from narwhal.control.engine_client import ProbeSettings
 from narwhal.control.probes import Probes
 from narwhal.vocabulary import Check, Outcome, Verdict

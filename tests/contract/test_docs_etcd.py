@@ -5,8 +5,8 @@ from pathlib import Path
 
 from narwhal.config import FleetConfig, load_fleet
 from narwhal.control.candidate import RETURN_S
-from narwhal.control.core.events import EventKind
 from narwhal.control.core.history import MOST_EPOCHS
+from narwhal.control.core.records import EventKind
 from narwhal.control.store import etcd
 from narwhal.control.store.etcd_client import EtcdSettings, Keys
 

@@ -2,8 +2,10 @@
 
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.drift import Drift
+from narwhal.control.core.effects import ProbeInference
 from narwhal.control.core.engine import Engine, joining
-from narwhal.control.core.events import EventKind, LegSeen, ProbeInference, Record
+from narwhal.control.core.events import LegSeen
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings, DriftSettings
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.measures import LegMeasures, Measure, Sketch

@@ -4,30 +4,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
 from narwhal.control.core.events import (
-    CaptureIdentity,
     CheckAnswered,
     CheckResult,
-    Effect,
-    EventKind,
     HealthAnswered,
     IdentityCaptured,
     InferenceAnswered,
     Input,
     LegSeen,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
     Published,
-    Record,
     Reported,
-    RunCheck,
-    RunTransfer,
     TransferAnswered,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedFleet
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.control.core.view import EngineView
 from narwhal.measures import LegMeasures, Measure, Sketch

@@ -3,14 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from narwhal.control.core.events import (
-    Effect,
-    InferenceAnswered,
-    LegSeen,
-    ProbeHealth,
-    ProbeInference,
-    Record,
-)
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference
+from narwhal.control.core.events import InferenceAnswered, LegSeen
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import EngineSpec
 from narwhal.vocabulary import Outcome
 from tests.core.rig import Rig, decode, only, prefill

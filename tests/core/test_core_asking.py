@@ -3,19 +3,11 @@
 import pytest
 
 from narwhal.control.core.asking import Asker
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer, Target
 from narwhal.control.core.engine import Engine, joining
-from narwhal.control.core.events import (
-    Effect,
-    EventKind,
-    ProbeHealth,
-    ProbeInference,
-    Record,
-    Reloaded,
-    RunCheck,
-    RunTransfer,
-    Target,
-)
+from narwhal.control.core.events import Reloaded
 from narwhal.control.core.probing import Step
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Stage, Verdict
 from tests.core.rig import Rig, decode, of, only, prefill

@@ -6,21 +6,18 @@ from typing import Any
 import pytest
 
 from narwhal.control.core.commands import returned
+from narwhal.control.core.effects import Effect, ProbeInference, RunCheck
 from narwhal.control.core.events import (
     Command,
     CommandRefusedError,
     DrainCommand,
-    Effect,
     EjectCommand,
-    EventKind,
     ProbeCommand,
-    ProbeInference,
-    Record,
     Refusal,
     RoleCommand,
-    RunCheck,
     UndrainCommand,
 )
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Verdict
 from tests.core.rig import Rig, decode, of, only, prefill
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeInference
+from narwhal.control.core.effects import ProbeInference
+from narwhal.control.core.records import EventKind
 from narwhal.vocabulary import FailureClass, Hold, Outcome
 from tests.core.rig import OTHER, Rig, decode, of, only, prefill
 

@@ -6,24 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, RunCheck
 from narwhal.control.core.events import (
-    CaptureIdentity,
     CommandRefusedError,
     DrainCommand,
-    Effect,
-    EventKind,
     ProxyAcked,
     ProxyConnected,
     ProxyLost,
     Published,
-    Record,
     Refusal,
     Reloaded,
-    RunCheck,
     UndrainCommand,
     Woke,
 )
 from narwhal.control.core.handoff import aged, from_document, to_document
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import DrainView, HoldView
 from narwhal.vocabulary import Hold, Stage
 from tests.core.rig import EDGE, OTHER, PROCESS, Rig, decode, of, only

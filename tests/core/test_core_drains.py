@@ -7,30 +7,24 @@ from typing import Any
 
 import pytest
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
 from narwhal.control.core.events import (
-    CaptureIdentity,
     CommandRefusedError,
     DrainCommand,
-    Effect,
     EjectCommand,
-    EventKind,
     ForgetCommand,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
-    Record,
     Refusal,
     Reloaded,
-    RunCheck,
-    RunTransfer,
     UndrainCommand,
     Woke,
 )
 from narwhal.control.core.handoff import aged, from_document, to_document
+from narwhal.control.core.records import EventKind, Record
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import Check, Hold, Outcome, Stage, Verdict
 from tests.core.rig import EDGE, OTHER, PROCESS, Rig, decode, of, only, prefill

@@ -2,8 +2,10 @@
 
 import pytest
 
-from narwhal.control.core.events import Effect, EventKind, ProbeInference, ProcessIdentity, Reloaded, RoleCommand
+from narwhal.control.core.effects import Effect, ProbeInference
+from narwhal.control.core.events import ProcessIdentity, Reloaded, RoleCommand
 from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import DriftSettings
 from narwhal.vocabulary import Hold, Outcome, Phase
 from tests.core.rig import Rig, decode, of, prefill

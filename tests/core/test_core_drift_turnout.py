@@ -4,7 +4,8 @@ import pytest
 
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.engine import Drain
-from narwhal.control.core.events import EventKind, LegSeen
+from narwhal.control.core.events import LegSeen
+from narwhal.control.core.records import EventKind
 from narwhal.vocabulary import Hold, Outcome
 from tests.core.drift_windows import SLOW, USUAL, Windows, probes, told
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from narwhal.control.core.events import EventKind, LegSeen, ProcessIdentity
+from narwhal.control.core.events import LegSeen, ProcessIdentity
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import DriftSettings
 from narwhal.control.core.view import DriftView
 from narwhal.measures import LegMeasures

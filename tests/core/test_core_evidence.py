@@ -2,7 +2,9 @@
 
 import pytest
 
-from narwhal.control.core.events import HealthAnswered, ProbeHealth, Record
+from narwhal.control.core.effects import ProbeHealth
+from narwhal.control.core.events import HealthAnswered
+from narwhal.control.core.records import Record
 from narwhal.vocabulary import FailureClass, Outcome, Phase, Stage
 from tests.core.rig import EDGE, OTHER, Rig, decode, of, only, prefill
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from narwhal.control.core.events import CommandRefusedError, EjectCommand, ProbeInference, Refusal
+from narwhal.control.core.effects import ProbeInference
+from narwhal.control.core.events import CommandRefusedError, EjectCommand, Refusal
 from narwhal.vocabulary import Outcome
 from tests.core.rig import Rig, decode, only, prefill
 

@@ -6,27 +6,22 @@ from typing import Any
 
 import pytest
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck
 from narwhal.control.core.events import (
-    CaptureIdentity,
     DrainCommand,
-    Effect,
     EjectCommand,
-    EventKind,
     PassEnded,
     ProbeCommand,
-    ProbeHealth,
-    ProbeInference,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
-    Record,
     Reloaded,
     RoleCommand,
-    RunCheck,
     StageFailure,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import RoleMode, RoleSettings
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict

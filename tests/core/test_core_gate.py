@@ -2,17 +2,11 @@
 
 import pytest
 
+from narwhal.control.core.effects import RunCheck, RunTransfer
 from narwhal.control.core.engine import Move
-from narwhal.control.core.events import (
-    DrainCommand,
-    EjectCommand,
-    EventKind,
-    RunCheck,
-    RunTransfer,
-    UndrainCommand,
-    Woke,
-)
+from narwhal.control.core.events import DrainCommand, EjectCommand, UndrainCommand, Woke
 from narwhal.control.core.readmission import GATE
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import EngineSpec
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Verdict
 from tests.core.rig import Rig, decode, of, only, prefill

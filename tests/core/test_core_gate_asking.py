@@ -5,21 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from narwhal.control.core.effects import CaptureIdentity, Effect, RunCheck, RunTransfer, Target
 from narwhal.control.core.events import (
-    CaptureIdentity,
     DrainCommand,
-    Effect,
     EjectCommand,
-    EventKind,
     ProbeCommand,
     ProcessIdentity,
     Reloaded,
-    RunCheck,
-    RunTransfer,
-    Target,
     UndrainCommand,
     Woke,
 )
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import EngineSpec
 from narwhal.vocabulary import Check, Hold, Outcome, Phase, Stage, Verdict
 from tests.core.rig import PROCESS, Rig, decode, of, only, prefill

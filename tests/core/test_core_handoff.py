@@ -7,18 +7,8 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import (
-    EventKind,
-    HealthAnswered,
-    ProbeHealth,
-    ProbeInference,
-    ProxyConnected,
-    ProxyLost,
-    Reloaded,
-    RoleCommand,
-    RunCheck,
-    Woke,
-)
+from narwhal.control.core.effects import ProbeHealth, ProbeInference, RunCheck
+from narwhal.control.core.events import HealthAnswered, ProxyConnected, ProxyLost, Reloaded, RoleCommand, Woke
 from narwhal.control.core.handoff import (
     Handoff,
     HandoffError,
@@ -31,6 +21,7 @@ from narwhal.control.core.handoff import (
     from_document,
     to_document,
 )
+from narwhal.control.core.records import EventKind
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage
 from tests.core.rig import EDGE, OTHER, PROCESS, Rig, decode, of, only, prefill

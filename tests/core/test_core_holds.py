@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narwhal.control.core.coverage import Candidate, after, cover, uncovered
+from narwhal.control.core.effects import ProbeInference
 from narwhal.control.core.engine import Engine, IllegalTransitionError, Move, joining, ramp_from
-from narwhal.control.core.events import EventKind, ProbeInference, Woke
+from narwhal.control.core.events import Woke
 from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.records import EventKind
 from narwhal.placement import EngineEntry
 from narwhal.vocabulary import HARD_HOLDS, SOFT_HOLDS, Hold, Outcome, Phase
 from tests.core.rig import Rig, decode, of, only, prefill

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProxyConnected, Record, RunCheck
+from narwhal.control.core.effects import RunCheck
+from narwhal.control.core.events import ProxyConnected
 from narwhal.control.core.evidence import Seen
+from narwhal.control.core.records import EventKind, Record
 from narwhal.reports import LegFailure, Run
 from narwhal.vocabulary import FailureClass, Outcome, Phase
 from tests.core.rig import EDGE, OTHER, Rig, decode, of, prefill

@@ -8,8 +8,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from narwhal.control.core.codec import encode
-from narwhal.control.core.events import EjectCommand, EventKind, Input, Record, Woke
+from narwhal.control.core.events import EjectCommand, Input, Woke
 from narwhal.control.core.journal import Head, JournalError, Step, head_line, read_head, read_step, step_line
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Stage
 from tests.core.rig import Rig, decode, prefill

@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import (
-    EventKind,
-    ProbeHealth,
-    ProbeInference,
-    ProcessIdentity,
-    Reloaded,
-    RunCheck,
-)
+from narwhal.control.core.effects import ProbeHealth, ProbeInference, RunCheck
+from narwhal.control.core.events import ProcessIdentity, Reloaded
+from narwhal.control.core.records import EventKind
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Stage, Verdict
 from tests.core.rig import OTHER, Rig, decode, of, only, prefill
 

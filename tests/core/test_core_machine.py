@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from narwhal.control.core import suspicion
-from narwhal.control.core.events import Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer, Woke
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
+from narwhal.control.core.events import Woke
 from narwhal.control.core.evidence import CLEARED_BY_INFERENCE, CLEARS
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Stage, Verdict
 from tests.core.rig import Rig, decode, of, prefill

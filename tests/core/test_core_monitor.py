@@ -2,8 +2,9 @@
 
 import pytest
 
-from narwhal.control.core.events import DrainCommand, EventKind, PassEnded, Record, StageFailure
+from narwhal.control.core.events import DrainCommand, PassEnded, StageFailure
 from narwhal.control.core.monitor import Monitor
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Outcome, Phase, Stage
 from tests.core.rig import Rig, decode, prefill
 

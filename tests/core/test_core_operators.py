@@ -6,21 +6,19 @@ from collections.abc import Mapping
 import pytest
 
 from narwhal.control.core.commands import probed
+from narwhal.control.core.effects import ProbeInference, RunCheck
 from narwhal.control.core.events import (
     CommandRefusedError,
     DrainCommand,
     EjectCommand,
-    EventKind,
     InferenceAnswered,
     PassEnded,
     ProbeCommand,
-    ProbeInference,
-    Record,
     Refusal,
-    RunCheck,
     StageFailure,
 )
 from narwhal.control.core.evidence import Seen
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.telling import failure_words, in_a_row, silent
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, Stage, Verdict
 from tests.core.rig import Rig, decode, leg, of, only, prefill

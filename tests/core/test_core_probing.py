@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeInference, Reloaded
+from narwhal.control.core.effects import ProbeInference
+from narwhal.control.core.events import Reloaded
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen
+from narwhal.control.core.records import EventKind
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
 from tests.core.rig import Rig, decode, leg, of, only, prefill
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProxyAcked, ProxyConnected, ProxyLeft, ProxyLost, ProxyNacked
+from narwhal.control.core.events import ProxyAcked, ProxyConnected, ProxyLeft, ProxyLost, ProxyNacked
 from narwhal.control.core.proxies import lag
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.view import ProxyView
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Outcome, Stage

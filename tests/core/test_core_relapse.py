@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeHealth, ProbeInference, ProxyConnected
+from narwhal.control.core.effects import ProbeHealth, ProbeInference
+from narwhal.control.core.events import ProxyConnected
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.relapse import Relapses
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase

@@ -7,7 +7,6 @@ import pytest
 from narwhal.control.core.events import (
     CommandRefusedError,
     DrainCommand,
-    EventKind,
     ProxyAcked,
     ProxyConnected,
     Refusal,
@@ -15,6 +14,7 @@ from narwhal.control.core.events import (
     RoleCommand,
 )
 from narwhal.control.core.handoff import SavedFleet, aged, from_document, to_document
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import EngineSpec, RoleMode, RoleSettings
 from narwhal.control.core.view import RolesView, RoleView
 from narwhal.reports import ProxyKey

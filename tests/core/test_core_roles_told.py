@@ -7,17 +7,11 @@ import pytest
 
 from narwhal.control.core.decisions import Decision, MoveCause, RoleMove
 from narwhal.control.core.engine import Engine, joining
-from narwhal.control.core.events import (
-    CommandRefusedError,
-    EventKind,
-    ProxyAcked,
-    ProxyConnected,
-    Record,
-    Refusal,
-)
+from narwhal.control.core.events import CommandRefusedError, ProxyAcked, ProxyConnected, Refusal
 from narwhal.control.core.handoff import SavedRisk, SavedRoles
 from narwhal.control.core.loads import Load
 from narwhal.control.core.proxies import Proxies
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.roles import Roles
 from narwhal.control.core.settings import CoreSettings, EngineSpec, RoleMode, RoleSettings
 from narwhal.control.core.view import RiskView, RolesView, RoleView

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import EventKind, Reloaded
+from narwhal.control.core.events import Reloaded
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.roster import Change, Roster
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 from narwhal.vocabulary import Hold, Phase

@@ -6,17 +6,16 @@ import pytest
 
 from narwhal.control.core.events import (
     CommandRefusedError,
-    EventKind,
     ForgetCommand,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
     ProxyNacked,
-    Record,
     Refusal,
 )
 from narwhal.control.core.proxies import Proxies
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import ProxyView
 from narwhal.reports import ProxyKey
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import EventKind, ProbeCommand, ProbeInference, Record, Woke
+from narwhal.control.core.effects import ProbeInference
+from narwhal.control.core.events import ProbeCommand, Woke
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage
 from tests.core.rig import OTHER, Rig, decode, of, only, prefill
 

@@ -7,8 +7,9 @@ import pytest
 from narwhal.control.core.changes import Changes
 from narwhal.control.core.coverage import Candidate
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import DrainCommand, EventKind, PassEnded, ProcessIdentity, Record, StageFailure
+from narwhal.control.core.events import DrainCommand, PassEnded, ProcessIdentity, StageFailure
 from narwhal.control.core.process import process_words, same_process, started_after
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.relapse import Relapses
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings, EngineSpec

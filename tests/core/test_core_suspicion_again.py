@@ -2,18 +2,9 @@
 
 import pytest
 
-from narwhal.control.core.events import (
-    CaptureIdentity,
-    DrainCommand,
-    Effect,
-    EventKind,
-    InferenceAnswered,
-    ProbeCommand,
-    ProbeHealth,
-    ProbeInference,
-    Reloaded,
-    Woke,
-)
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference
+from narwhal.control.core.events import DrainCommand, InferenceAnswered, ProbeCommand, Reloaded, Woke
+from narwhal.control.core.records import EventKind
 from narwhal.reports import Run
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage, Verdict
 from tests.core.rig import Rig, decode, leg, of, only, prefill

@@ -7,19 +7,11 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import (
-    Effect,
-    EventKind,
-    HealthAnswered,
-    InferenceAnswered,
-    LegSeen,
-    ProbeHealth,
-    ProcessIdentity,
-    Record,
-    Reloaded,
-)
+from narwhal.control.core.effects import Effect, ProbeHealth
+from narwhal.control.core.events import HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity, Reloaded
 from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.liveness import own_silence
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import HealthView
 from narwhal.vocabulary import Hold, Outcome, Stage
 from tests.core.rig import OTHER, PROCESS, Rig, decode, leg, of, only, prefill

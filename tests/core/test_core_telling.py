@@ -7,8 +7,9 @@ import pytest
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Cause, Ejection, MoveCause, RoleMove
 from narwhal.control.core.engine import Drain, Engine, joining
-from narwhal.control.core.events import CheckResult, EventKind, ProcessIdentity, Record
+from narwhal.control.core.events import CheckResult, ProcessIdentity
 from narwhal.control.core.evidence import Seen
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, RiskKind, Verdict
 from tests.core.rig import decode
 

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from narwhal.control.core.events import Effect, EjectCommand, EventKind, LegSeen, Reloaded, RunCheck, RunTransfer, Woke
+from narwhal.control.core.effects import Effect, RunCheck, RunTransfer
+from narwhal.control.core.events import EjectCommand, LegSeen, Reloaded, Woke
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import EngineSpec
 from narwhal.control.core.transfers import Fault, judged
 from narwhal.vocabulary import Check, Hold, Outcome, Stage, Verdict

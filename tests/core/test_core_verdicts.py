@@ -4,16 +4,9 @@ from typing import Any
 
 import pytest
 
-from narwhal.control.core.events import (
-    CommandRefusedError,
-    EjectCommand,
-    EventKind,
-    ProbeCommand,
-    ProbeHealth,
-    ProbeInference,
-    Refusal,
-    RunCheck,
-)
+from narwhal.control.core.effects import ProbeHealth, ProbeInference, RunCheck
+from narwhal.control.core.events import CommandRefusedError, EjectCommand, ProbeCommand, Refusal
+from narwhal.control.core.records import EventKind
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Stage
 from tests.core.rig import Rig, decode, of, only, prefill
 

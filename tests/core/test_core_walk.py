@@ -10,26 +10,20 @@ from dataclasses import replace
 import pytest
 
 from narwhal.control.core.coverage import Candidate
+from narwhal.control.core.effects import CaptureIdentity, Effect, ProbeHealth, ProbeInference, RunCheck, RunTransfer
 from narwhal.control.core.events import (
-    CaptureIdentity,
     CommandRefusedError,
     DrainCommand,
-    Effect,
     EjectCommand,
     Input,
     PassEnded,
     ProbeCommand,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
-    Record,
     Reloaded,
-    RunCheck,
-    RunTransfer,
     StageFailure,
     UndrainCommand,
     Woke,
@@ -37,6 +31,7 @@ from narwhal.control.core.events import (
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.records import Record
 from narwhal.control.core.survey import Survey
 from narwhal.reports import ProxyKey, RequestCounts
 from narwhal.vocabulary import Outcome, Phase, Stage, Verdict

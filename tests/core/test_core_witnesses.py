@@ -2,7 +2,7 @@
 
 import pytest
 
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.reports import ProxyKey
 

@@ -20,7 +20,8 @@ from narwhal.connectors.usage import OUTPUT_TOKENS, PROMPT_TOKENS, tokens_said
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.control.checks import capture_identity, run_check
 from narwhal.control.core.codec import decode
-from narwhal.control.core.events import CaptureIdentity, CheckAnswered, IdentityCaptured, RunCheck
+from narwhal.control.core.effects import CaptureIdentity, RunCheck
+from narwhal.control.core.events import CheckAnswered, IdentityCaptured
 from narwhal.control.engine_client import Answer as Fetched
 from narwhal.control.inference import ProbedStream
 from narwhal.control.journal import encoded

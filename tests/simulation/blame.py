@@ -8,16 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from narwhal.control.core.decisions import Cause
-from narwhal.control.core.events import (
-    CheckAnswered,
-    EventKind,
-    HealthAnswered,
-    InferenceAnswered,
-    Input,
-    Record,
-    Reported,
-)
+from narwhal.control.core.events import CheckAnswered, HealthAnswered, InferenceAnswered, Input, Reported
 from narwhal.control.core.evidence import Action
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.reports import ProxyKey, Run
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Verdict

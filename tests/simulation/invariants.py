@@ -3,17 +3,11 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from narwhal.control.core.events import (
-    Effect,
-    EventKind,
-    Input,
-    ProbeHealth,
-    ProbeInference,
-    Record,
-    RunCheck,
-)
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference, RunCheck
+from narwhal.control.core.events import Input
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedFleet
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch, ProxyKey

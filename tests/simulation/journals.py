@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from narwhal.control.core.events import Effect, Input
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.journal import Head, head_line, step_line

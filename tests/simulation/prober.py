@@ -5,21 +5,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from narwhal.control.core.effects import CaptureIdentity, ProbeHealth, ProbeInference, RunCheck, RunTransfer, Target
 from narwhal.control.core.events import (
     Answer,
-    CaptureIdentity,
     CheckAnswered,
     CheckResult,
     HealthAnswered,
     IdentityCaptured,
     InferenceAnswered,
     LegSeen,
-    ProbeHealth,
-    ProbeInference,
     ProcessIdentity,
-    RunCheck,
-    RunTransfer,
-    Target,
     TransferAnswered,
 )
 from narwhal.vocabulary import Check, Outcome, Phase, Verdict

@@ -8,23 +8,20 @@ pass; a report is acknowledged when a document that holds it is stored; the leas
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from narwhal.control.core.effects import Effect, ProbeHealth, ProbeInference, RunCheck
 from narwhal.control.core.events import (
     Command,
     CommandRefusedError,
-    Effect,
     Input,
     PassEnded,
-    ProbeHealth,
-    ProbeInference,
     Published,
-    Record,
     Reported,
-    RunCheck,
     StageFailure,
     Woke,
 )
 from narwhal.control.core.fleet import Fleet
 from narwhal.control.core.publication import PlacementContent, publishable
+from narwhal.control.core.records import Record
 from narwhal.placement import Placement
 from narwhal.reports import Batch
 from narwhal.vocabulary import Stage

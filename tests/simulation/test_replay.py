@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
-from narwhal.control.core.events import Answer, EventKind, Reported
+from narwhal.control.core.events import Answer, Reported
 from narwhal.control.core.journal import Head
+from narwhal.control.core.records import EventKind
 from narwhal.control.replay import AsItWas, Course, Reading, lines_of
 from narwhal.control.what_if import Answers, WhatIf
 from tests.simulation.journals import STEPS, journals_of

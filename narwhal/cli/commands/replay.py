@@ -13,8 +13,9 @@ from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_setting
 from narwhal.cli.plain import plain, utc
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, notice, some
 from narwhal.config import FleetFileError, load_fleet
-from narwhal.control.core.events import Answer, Record, Reported
+from narwhal.control.core.events import Answer, Reported
 from narwhal.control.core.journal import Head, Step
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.plan import core_settings
 from narwhal.control.replay import AsItWas, Course, Difference, Engine, Reading, ReplayError, files_of, lines_of

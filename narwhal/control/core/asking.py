@@ -5,8 +5,8 @@ Decides: which engines are healthy peers, and how much silence a transfer is all
 
 from collections.abc import Callable, Mapping
 
+from narwhal.control.core.effects import ProbeHealth, ProbeInference, RunTransfer, Target
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import ProbeHealth, ProbeInference, RunTransfer, Target
 from narwhal.control.core.probing import Step
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Phase

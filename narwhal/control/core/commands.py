@@ -15,10 +15,8 @@ from narwhal.control.core.events import (
     CommandRefusedError,
     DrainCommand,
     EjectCommand,
-    EventKind,
     ForgetCommand,
     ProbeCommand,
-    Record,
     Refusal,
     RoleCommand,
     UndrainCommand,
@@ -26,6 +24,7 @@ from narwhal.control.core.events import (
 from narwhal.control.core.evidence import Action
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.readmission import Readmission
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.roles import Roles
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.vocabulary import Verdict

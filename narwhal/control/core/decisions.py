@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from narwhal.control.core.events import Effect, ProcessIdentity
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import ProcessIdentity
 from narwhal.vocabulary import Phase
 
 

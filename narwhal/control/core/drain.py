@@ -21,15 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Decision, Settled
+from narwhal.control.core.effects import CaptureIdentity
 from narwhal.control.core.engine import Drain, Engine
-from narwhal.control.core.events import (
-    CaptureIdentity,
-    CommandRefusedError,
-    DrainCommand,
-    IdentityCaptured,
-    Published,
-    Refusal,
-)
+from narwhal.control.core.events import CommandRefusedError, DrainCommand, IdentityCaptured, Published, Refusal
 from narwhal.control.core.proxies import Proxies, Proxy
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Hold

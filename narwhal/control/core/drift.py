@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.events import LegSeen, ProcessIdentity, Record
+from narwhal.control.core.events import LegSeen, ProcessIdentity
 from narwhal.control.core.pace import LEARNT_WINDOWS, Pace, Scored, median, window_of
 from narwhal.control.core.process import same_process
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import DriftSettings
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.view import DriftView

@@ -16,13 +16,13 @@ from narwhal.control.core.commands import Commands
 from narwhal.control.core.decisions import Admission, Decision, Ejection, RoleMove, Settled
 from narwhal.control.core.drain import Drains
 from narwhal.control.core.drift import Drift
+from narwhal.control.core.effects import Effect
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import (
     Answer,
     CheckAnswered,
     CommandRefusedError,
     DrainCommand,
-    Effect,
     EjectCommand,
     ForgetCommand,
     HealthAnswered,
@@ -37,7 +37,6 @@ from narwhal.control.core.events import (
     ProxyLost,
     ProxyNacked,
     Published,
-    Record,
     Refusal,
     Reloaded,
     Reported,
@@ -58,6 +57,7 @@ from narwhal.control.core.picture import Picture
 from narwhal.control.core.proxies import Proxies
 from narwhal.control.core.publication import PlacementContent
 from narwhal.control.core.readmission import Readmission
+from narwhal.control.core.records import Record
 from narwhal.control.core.roles import Roles
 from narwhal.control.core.roster import Roster
 from narwhal.control.core.settings import CoreSettings

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Cause, Decision, Ejection
+from narwhal.control.core.effects import RunCheck
 from narwhal.control.core.engine import Checked, Engine
-from narwhal.control.core.events import CheckAnswered, RunCheck
+from narwhal.control.core.events import CheckAnswered
 from narwhal.control.core.readmission import ANSWER_MARGIN_S
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Check, Verdict

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from narwhal.control.core.codec import CodecError, decode, encode
-from narwhal.control.core.events import Effect, Input
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import Input
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Stage

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, HealthSeen, Standing
-from narwhal.control.core.events import EventKind, HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity, Record
+from narwhal.control.core.events import HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity
 from narwhal.control.core.process import process_words, same_process
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.telling import silent
 from narwhal.vocabulary import Outcome

@@ -6,7 +6,9 @@ the class of its exception. Lives in memory only: a restart or a takeover starts
 
 from dataclasses import dataclass
 
-from narwhal.control.core.events import Effect, EventKind, PassEnded, Record, StageFailure
+from narwhal.control.core.effects import Effect
+from narwhal.control.core.events import PassEnded, StageFailure
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import MonitorView, StageErrorView
 from narwhal.vocabulary import NotReady, Stage
 

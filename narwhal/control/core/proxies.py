@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 
 from narwhal.control.core.events import (
     CommandRefusedError,
-    EventKind,
     ForgetCommand,
     ProxyAcked,
     ProxyConnected,
     ProxyLeft,
     ProxyLost,
     ProxyNacked,
-    Record,
     Refusal,
 )
+from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import ProxyView
 from narwhal.reports import ProxyKey
 

@@ -10,8 +10,9 @@ from enum import StrEnum
 
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Admission, Decision
+from narwhal.control.core.effects import RunCheck
 from narwhal.control.core.engine import Checked, Engine, Move, Standing
-from narwhal.control.core.events import CheckAnswered, CheckResult, ProcessIdentity, RunCheck, TransferAnswered
+from narwhal.control.core.events import CheckAnswered, CheckResult, ProcessIdentity, TransferAnswered
 from narwhal.control.core.process import process_words, same_process, started_after
 from narwhal.control.core.rounds import Rounds
 from narwhal.control.core.settings import CoreSettings

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from narwhal.control.core import telling
 from narwhal.control.core.decisions import Decision, MoveCause, RoleMove
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.events import CommandRefusedError, Record, Refusal
+from narwhal.control.core.events import CommandRefusedError, Refusal
 from narwhal.control.core.handoff import SavedRisk, SavedRoles
 from narwhal.control.core.loads import Load, measured
 from narwhal.control.core.proxies import Proxies
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings, RoleMode
 from narwhal.control.core.signals import Signals
 from narwhal.control.core.view import RiskView, RolesView, RoleView

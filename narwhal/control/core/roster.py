@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from narwhal.control.core.changes import Changes
 from narwhal.control.core.engine import Engine, joining
-from narwhal.control.core.events import EventKind
 from narwhal.control.core.handoff import SavedEngine
 from narwhal.control.core.persistence import load_engine, moved
+from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import CoreSettings, EngineSpec
 
 

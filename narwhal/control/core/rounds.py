@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from narwhal.control.core.asking import Asker
+from narwhal.control.core.effects import RunTransfer
 from narwhal.control.core.engine import Checked, Engine
-from narwhal.control.core.events import CheckResult, RunTransfer, TransferAnswered
+from narwhal.control.core.events import CheckResult, TransferAnswered
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.transfers import Candidate, Fault, Link, Seen, Trial, judged
 from narwhal.vocabulary import Check, Phase, Verdict

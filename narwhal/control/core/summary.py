@@ -5,8 +5,8 @@ Decides: when that is another than was told last. It cannot see: what changed it
 
 from narwhal.control.core import telling
 from narwhal.control.core.coverage import Candidate
-from narwhal.control.core.events import EventKind, Record
 from narwhal.control.core.picture import Picture
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Phase
 
 

@@ -10,7 +10,7 @@ from narwhal.control.core import telling
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.events import HealthAnswered, InferenceAnswered, Record
+from narwhal.control.core.events import HealthAnswered, InferenceAnswered
 from narwhal.control.core.evidence import (
     CLEARED_BY_HEALTH,
     CLEARED_BY_INFERENCE,
@@ -21,6 +21,7 @@ from narwhal.control.core.evidence import (
 from narwhal.control.core.liveness import SILENCE
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
 from narwhal.control.core.readers import FailedReads
+from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspect import Suspicion
 from narwhal.control.core.thresholds import Thresholds

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from narwhal.control.core.decisions import Cause, Ejection, RoleMove
 from narwhal.control.core.engine import Drain, Engine, Standing
-from narwhal.control.core.events import CheckResult, EventKind, Record
+from narwhal.control.core.events import CheckResult
 from narwhal.control.core.evidence import Seen
 from narwhal.control.core.process import process_words
+from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, RiskKind, Verdict
 
 # Outcomes that are an HTTP status, which people know by its number.

@@ -7,7 +7,7 @@ streaks, or what follows. Lives in memory only. Pure.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from narwhal.control.core.events import EventKind, Record
+from narwhal.control.core.records import EventKind, Record
 from narwhal.reports import ProxyKey
 from narwhal.vocabulary import FailureClass
 
