@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from narwhal.control.core import telling
+from narwhal.control.core.answers import Answers
 from narwhal.control.core.commands import Commands
 from narwhal.control.core.decisions import Admission, Decision, Ejection, RoleMove, Settled
 from narwhal.control.core.drain import Drains
@@ -19,7 +20,6 @@ from narwhal.control.core.drift import Drift
 from narwhal.control.core.effects import Effect
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import (
-    Answer,
     CheckAnswered,
     CommandRefusedError,
     DrainCommand,
@@ -45,12 +45,11 @@ from narwhal.control.core.events import (
     UndrainCommand,
     Woke,
 )
-from narwhal.control.core.evidence import CLASS_OF, Seen
 from narwhal.control.core.handoff import SavedFleet
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.intake import Intake
 from narwhal.control.core.invariants import check
-from narwhal.control.core.liveness import SILENCE, Liveness, note_health
+from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.monitor import Monitor
 from narwhal.control.core.persistence import load_cursors, load_proxies, save_cursors, save_engine, save_proxies
 from narwhal.control.core.picture import Picture
@@ -68,7 +67,7 @@ from narwhal.control.core.tallies import Tallies
 from narwhal.control.core.view import Explanation, FleetView
 from narwhal.control.core.witnesses import Witnesses
 from narwhal.reports import ProxyKey
-from narwhal.vocabulary import Check, Stage, Verdict
+from narwhal.vocabulary import Stage
 
 HISTORY_KEPT = 50  # records of each engine
 
@@ -115,6 +114,15 @@ class Fleet:
             signals=self._signals,
             drift=self._drift,
             roles=self._roles,
+        )
+        self._answers = Answers(
+            self._engines,
+            suspicions=self._suspicions,
+            readmission=self._readmission,
+            liveness=self._liveness,
+            models=self._models,
+            drains=self._drains,
+            drift=self._drift,
         )
         self._history: dict[str, deque[tuple[float, str]]] = {}
         self._picture = Picture(
@@ -208,18 +216,16 @@ class Fleet:
                 for judged in self._intake.take(event.batch, connected=connected, now=now):
                     decisions += self._carry(judged, now)
             case CheckAnswered() | HealthAnswered() | InferenceAnswered() | TransferAnswered() | IdentityCaptured():
-                decisions += self._answered(event, now)
+                for decided in self._answers.take(event, now=now):
+                    decisions += self._carry(decided, now)
             case EjectCommand() | ProbeCommand() | RoleCommand():
                 decisions += self._commands.do(event, now=now)
             case DrainCommand() | UndrainCommand() | ForgetCommand():
                 decisions += self._commands.do(event, now=now)
             case Published():
                 decisions += self._drains.published(event, now=now)
-            case ProxyAcked():
-                self._proxies.acked(event, now=now)
-                decisions += self._drains.progress(now=now)
-            case ProxyNacked():
-                decisions += self._proxies.nacked(event, now=now)
+            case ProxyAcked() | ProxyNacked():
+                decisions += self._placement_answered(event, now)
             case ProxyConnected() | ProxyLost() | ProxyLeft():
                 decisions += self._proxy_moved(event, now)
             case PassEnded():
@@ -231,65 +237,13 @@ class Fleet:
                 decisions += [*self._drains.progress(now=now), *self._suspicions.wake(now=now)]
         return decisions
 
-    # --- answers ------------------------------------------------------------------------------------------------------
-
-    def _answered(self, event: Answer, now: float) -> list[Decision]:
-        """Whoever waits for exactly this answer takes it."""
-        engine = self._engines.get(event.engine)
-        if engine is None or event.incarnation != engine.incarnation:
-            return []
-        match event:
-            case CheckAnswered():
-                return self._check_answered(engine, event, now)
-            case HealthAnswered():
-                return self._health_answered(engine, event, now)
-            case InferenceAnswered():
-                return self._probe_answered(engine, event, now) if self._suspicions.expects(event) else []
-            case TransferAnswered():
-                return self._readmission.transferred(event, now=now) if self._readmission.expects(event) else []
-            case IdentityCaptured():
-                return self._drains.captured(engine, event, now=now) if self._drains.expects(event) else []
-
-    def _probe_answered(self, engine: Engine, event: HealthAnswered | InferenceAnswered, now: float) -> list[Decision]:
-        """The open probe of a suspicion came back."""
-        believed = self._liveness.believed(event)
-        if isinstance(believed, HealthAnswered):
-            return [
-                *note_health(engine, believed, now=now),
-                *self._suspicions.health_answered(engine, believed, now=now),
-            ]
-        self._drift.probed(self._suspicions.reader(engine.id), believed.consumed)
-        return self._suspicions.inference_answered(engine, believed, now=now)
-
-    def _check_answered(self, engine: Engine, event: CheckAnswered, now: float) -> list[Decision]:
-        if self._models.expects(event):
-            return self._models.answered(engine, event, now=now)
-        if not self._readmission.expects(event):
-            return []
-        decisions = self._readmission.answered(engine, event, now=now)
-        if event.check is Check.HEALTH and event.result.verdict is Verdict.PASS:
-            decisions = [*self._suspicions.healthy(engine), *decisions]
-        return decisions
-
-    def _health_answered(self, engine: Engine, event: HealthAnswered, now: float) -> list[Decision]:
-        if self._suspicions.expects(event):
-            return self._probe_answered(engine, event, now)
-        if not self._liveness.expects(event):
-            return []
-        decisions = note_health(engine, event, now=now)
-        if event.outcome is None:
-            decisions += self._suspicions.healthy(engine)
-        elif event.outcome not in SILENCE and event.outcome in CLASS_OF:
-            # An answer other than 200 is not silence (spec L2).
-            seen = Seen(outcome=event.outcome, phase=None, at=now, status=event.status, detail=event.detail)
-            decisions += self._suspicions.failed(engine, CLASS_OF[event.outcome], seen, now=now)
-        # Carried before the sweep goes on: it must not count an engine that is out by now.
-        carried: list[Decision] = [*self._carry(decisions, now)]
-        if self._liveness.expects(event):
-            carried += self._liveness.answered(engine, event)
-        return carried
-
     # --- proxies ------------------------------------------------------------------------------------------------------
+
+    def _placement_answered(self, event: ProxyAcked | ProxyNacked, now: float) -> list[Decision]:
+        if isinstance(event, ProxyNacked):
+            return [*self._proxies.nacked(event, now=now)]
+        self._proxies.acked(event, now=now)
+        return self._drains.progress(now=now)
 
     def _proxy_moved(self, event: ProxyConnected | ProxyLost | ProxyLeft, now: float) -> list[Decision]:
         gone: ProxyKey | None = event.proxy

@@ -1,7 +1,7 @@
 """From evidence to a verdict: holds, probes, blame (spec F3, F6, F7).
 
 Decides: when an engine is suspected, which probe finds out, and what its answer leads to. It cannot see: which reports
-count as evidence, how a probe is made, or what an ejection brings about. Pure.
+count as evidence, how a probe is made (`inquiry`, step by step), or what an ejection brings about. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from narwhal.control.core import telling
 from narwhal.control.core.asking import Asker
 from narwhal.control.core.decisions import Cause, Decision, Ejection
+from narwhal.control.core.effects import ProbeHealth, ProbeInference
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import HealthAnswered, InferenceAnswered
 from narwhal.control.core.evidence import (
@@ -18,6 +19,7 @@ from narwhal.control.core.evidence import (
     Action,
     Seen,
 )
+from narwhal.control.core.inquiry import Inquiry
 from narwhal.control.core.liveness import SILENCE
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
 from narwhal.control.core.readers import FailedReads
@@ -25,7 +27,7 @@ from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.suspect import Suspicion
 from narwhal.control.core.thresholds import Thresholds
-from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, Verdict
+from narwhal.vocabulary import FailureClass, Hold, Outcome, Verdict
 
 ASKED_FOR = "asked for by an operator"
 BLAMED = "blamed as producer"
@@ -40,6 +42,7 @@ class Suspicions:
         self._asker = Asker(settings, engines)
         self._reads = FailedReads()
         self.known: dict[str, Suspicion] = {}
+        self._inquiry = Inquiry(self._asker, engines, self.known)
         self._thresholds = Thresholds(settings, engines, self.known)
 
     def configure(self, settings: CoreSettings) -> None:
@@ -197,59 +200,28 @@ class Suspicions:
         self.known[engine.id].unfounded = True
         return decisions
 
-    def reader(self, engine: str) -> str:
-        """Who decodes in the open step of this engine's inference probe."""
-        suspicion = self.known[engine]
-        step = suspicion.probe.step if suspicion.probe is not None and not suspicion.checking else None
-        return engine if step is None else step.consumer
-
     def _try(self, engine: Engine, suspicion: Suspicion, *, told: str, now: float) -> list[Decision]:
         started = telling.probe_started(engine.id, suspicion.action, told)
-        suspicion.due, suspicion.blocked_by = None, frozenset()
-        if suspicion.action is Action.HEALTH_PROBE:
-            effect, suspicion.answer_due = self._asker.health(engine, now=now)
-            suspicion.number = effect.number
-            return [started, effect]
-        phases = [phase for phase in Phase if engine.able(phase)]
-        suspicion.probe = InferenceProbe(engine.id, phases, list(self._remembered(engine)))
-        return [started, *self._go(engine, suspicion, suspicion.probe, now=now)]
+        asked = self._inquiry.begin(engine, suspicion, now=now)
+        return [started, *self._or_conclude(asked, engine, suspicion, now=now)]
 
-    def _remembered(self, engine: Engine) -> dict[str, int]:
-        """The producers of its failed decode legs that still are what they were, newest last."""
-        return {
-            producer: incarnation
-            for producer, incarnation in engine.evidence.producers.items()
-            if producer in self._engines and self._engines[producer].incarnation == incarnation
-        }
-
-    def _go(self, engine: Engine, suspicion: Suspicion, probe: InferenceProbe, *, now: float) -> list[Decision]:
-        """The next step of an inference probe, or its end."""
-        step = probe.next(lambda phase: self._asker.peers(engine, phase, self._doubted, now=now))
-        while step is not None and step.consumer not in self._engines:
-            # The one reader that could have told who failed has left the fleet: nobody can.
-            probe.answered(StepSeen(produced=None, consumed=None))
-            step = probe.next(lambda phase: self._asker.peers(engine, phase, self._doubted, now=now))
-        if step is None:
-            return self._concluded(engine, suspicion, probe, now=now)
-        return self._ask(engine, suspicion, step, now=now)
-
-    def _ask(self, engine: Engine, suspicion: Suspicion, step: Step, *, now: float) -> list[Decision]:
-        effect, suspicion.answer_due = self._asker.step(engine, step, now=now)
-        suspicion.number, suspicion.asked_at = effect.number, now
-        return [effect]
-
-    def _doubted(self, engine: Engine) -> bool:
-        suspicion = self.known.get(engine.id)
-        return suspicion is not None and not suspicion.checking
+    def _or_conclude(
+        self, asked: list[ProbeHealth | ProbeInference], engine: Engine, suspicion: Suspicion, *, now: float
+    ) -> list[Decision]:
+        """What is asked next; when nothing is, the probe has its verdict."""
+        if suspicion.probe is None or asked:
+            return [*asked]
+        return self._concluded(engine, suspicion, suspicion.probe, now=now)
 
     # --- answers come in ----------------------------------------------------------------------------------------------
 
     def expects(self, event: HealthAnswered | InferenceAnswered) -> bool:
         """Whether this is the answer that the engine's open probe waits for."""
-        suspicion = self.known.get(event.engine)
-        if suspicion is None or not suspicion.open or suspicion.number != event.number:
-            return False
-        return isinstance(event, HealthAnswered) == (suspicion.action is Action.HEALTH_PROBE)
+        return self._inquiry.expects(event)
+
+    def reader(self, engine: str) -> str:
+        """Who decodes in the open step of this engine's inference probe."""
+        return self._inquiry.reader(engine)
 
     def health_answered(self, engine: Engine, event: HealthAnswered, *, now: float) -> list[Decision]:
         """The health probe came back (spec F3). Only for an answer that `expects` accepts."""
@@ -296,7 +268,8 @@ class Suspicions:
         if probe.step.producer is not None and verdict_of(seen.consumed) is Verdict.PASS:
             self._asker.met(probe.step.producer, probe.step.consumer)
         probe.answered(seen)
-        return self._go(engine, suspicion, probe, now=now)
+        asked = self._inquiry.go_on(engine, suspicion, probe, now=now)
+        return self._or_conclude(asked, engine, suspicion, now=now)
 
     def _concluded(self, engine: Engine, suspicion: Suspicion, probe: InferenceProbe, *, now: float) -> list[Decision]:
         """Every leg has been tried (spec F6)."""
@@ -311,7 +284,7 @@ class Suspicions:
             reason = f"{suspicion.reason}, then {probe.detail}"
             decisions.append(Ejection(engine=engine.id, cause=Cause.INFERENCE_PROBE, reason=reason))
         elif probe.verdict is Verdict.PASS:
-            remembered = self._remembered(engine)
+            remembered = self._inquiry.remembered(engine)
             suspicion.to_check = {p: remembered[p] for p in probe.to_check() if p in remembered}
             decisions += self._cleared(engine, suspicion, now=now)
         else:
@@ -351,7 +324,8 @@ class Suspicions:
                 continue
             if other.standing is Standing.IN_SERVICE:
                 suspicion.checking = producer
-                return self._ask(engine, suspicion, Step(producer=producer, consumer=engine.id), now=now)
+                step = Step(producer=producer, consumer=engine.id)
+                return [self._inquiry.ask(engine, suspicion, step, now=now)]
         del self.known[engine.id]
         return self._reconsider(engine, now=now)
 
