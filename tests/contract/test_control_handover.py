@@ -1,34 +1,21 @@
-"""From one active to the next: standbys that ask, an active that yields or does not, what the history says of it."""
+"""From one active to the next: standbys that ask, an active that yields or does not, what a standby goes on with."""
 
 import asyncio
-import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import grpc
 import pytest
 
 from narwhal._pb import fleet_pb2
 from narwhal.control import candidate, yielding
-from narwhal.control.core.history import Ending
 from narwhal.control.leader import stage_runners
 from narwhal.control.loop import ControlLoop
 from narwhal.control.monitor import Runner
 from narwhal.control.standing import Standing
 from narwhal.control.store.base import Lease, Owner, StoreError
-from narwhal.vocabulary import Phase, Stage
-from tests.contract.control_kit import (
-    ROLES,
-    Control,
-    Engines,
-    Proxy,
-    control,
-    plan_of,
-    soon,
-    until,
-    until_answer,
-)
+from narwhal.vocabulary import Stage
+from tests.contract.control_kit import Engines, control, soon, until, until_answer
+from tests.contract.handover_kit import epochs, followed, messages, patient, refused, settled, switch
 from tests.contract.model_store import Medium, ModelStore
 
 
@@ -50,35 +37,6 @@ class Broken:
             return run
 
         return {stage: of(stage) for stage in Stage}
-
-
-def messages(process: Control, kind: str) -> list[str]:
-    return [e.record.message for e in process.observer.after(0) if e.record.kind == kind]
-
-
-async def settled(process: Control) -> None:
-    await until(lambda: process.serving() == {"p0", "d0"})
-
-
-async def followed(active: Control, *standbys: Control) -> None:
-    """The active knows these standbys, and each has its handoff."""
-    for process in standbys:
-        await until(lambda: process.leader.standing is Standing.STANDBY)  # noqa: B023 - awaited at once
-
-    def fit(status: fleet_pb2.FleetStatus) -> bool:
-        found = {s.holder for s in status.standbys if s.copy_epoch == status.epoch and not s.problem}
-        return found == {process.leader.holder for process in standbys}
-
-    await until_answer(lambda: active.fleet.GetStatus(fleet_pb2.GetStatusRequest()), fit)
-
-
-async def epochs(process: Control) -> list[fleet_pb2.EpochEntry]:
-    return list((await soon(process.fleet.GetHistory(fleet_pb2.GetHistoryRequest()))).epochs)
-
-
-def patient(served: Engines, **changes: Any) -> Any:
-    """A plan whose standbys wait long enough for an answer on a busy machine."""
-    return replace(plan_of(served, ROLES), poll_s=0.1, **changes)
 
 
 # --- a degraded active ------------------------------------------------------------------------------------------------
@@ -298,199 +256,6 @@ async def test_when_it_does_not_come_back_with_the_store_the_standby_leads(
         began = other.clock.monotonic()
         await until(lambda: other.leader.standing is Standing.ACTIVE)
         assert other.clock.monotonic() - began > 0.3
-
-
-# --- an operator's switchover -----------------------------------------------------------------------------------------
-
-
-async def switch(process: Control, **fields: Any) -> fleet_pb2.YieldResponse:
-    return await soon(process.fleet.Yield(fleet_pb2.YieldRequest(operator=True, **fields)))
-
-
-async def refused(process: Control, **fields: Any) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await switch(process, **fields)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    return caught.value.details() or ""
-
-
-@pytest.mark.rule("S7")
-async def test_an_operator_switches_to_a_standby_and_back_and_nothing_is_lost(served: Engines) -> None:
-    medium, plan = Medium(), patient(served)
-    async with (
-        control(served, medium=medium, plan=plan, holder="a") as one,
-        control(served, medium=medium, plan=plan, holder="b") as two,
-    ):
-        await settled(one)
-        await followed(one, two)
-        before = one.publisher.placement
-        assert before is not None
-        rehearsed = await switch(one, dry_run=True)
-        assert (rehearsed.epoch, rehearsed.standby, rehearsed.address) == (1, "b", two.address)
-        assert one.leader.lease is not None
-        done = await switch(one)
-        assert (done.epoch, done.standby, done.address) == (1, "b", two.address)
-        await settled(two)
-        assert two.publisher.placement is not None
-        assert two.publisher.placement.engines == before.engines
-        assert messages(one, "control_yielded") == [f"yielded: to b at {two.address}: an operator asked for it"]
-        await followed(two, one)
-        await switch(two, standby="a")  # at once: an operator's word knows no minute
-        await settled(one)
-        assert [(e.epoch, e.holder, e.ending) for e in await epochs(one)] == [
-            (1, "a", "switched"),
-            (2, "b", "switched"),
-            (3, "a", "lasts"),
-        ]
-
-
-async def test_an_operator_is_told_why_there_is_nobody_to_switch_to(served: Engines) -> None:
-    medium, plan = Medium(), patient(served)
-    other_engines = replace(plan, core=plan_of(served, {"p0": Phase.PREFILL, "d1": Phase.DECODE}).core)
-    async with control(served, medium=medium, plan=plan, holder="a") as active:
-        await settled(active)
-        assert await refused(active) == "no standby is there"
-        assert await refused(active, standby="c") == "no standby c is there"
-        async with control(served, medium=medium, plan=other_engines, holder="b") as other:
-            await until(lambda: "handoff_not_resumed" in other.told())
-            await until_answer(
-                lambda: refused(active),
-                lambda words: words.startswith("b would not take over: the handoff has another set of engines"),
-            )
-        assert active.leader.lease is not None
-
-
-async def test_a_standby_that_is_gone_is_not_switched_to(served: Engines) -> None:
-    medium, plan = Medium(), patient(served)
-    async with control(served, medium=medium, plan=plan, holder="a") as active:
-        await settled(active)
-        async with control(served, medium=medium, plan=plan, holder="b") as other:
-            await followed(active, other)
-        active.clock.monotonic_shift = yielding.HEARD_S + 1.0
-        assert await refused(active) == "no standby is there"
-
-
-async def test_who_yielded_takes_the_lease_again_when_nobody_else_does(
-    served: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidate, "GIVE_WAY_S", 0.3)
-    medium = Medium()
-    async with control(served, medium=medium, holder="a") as active:
-        await settled(active)
-        began = active.clock.monotonic()
-        await active.leader.yield_lease(Ending.SWITCHED, "to b: which dies at this moment")
-        await settled(active)
-        assert active.clock.monotonic() - began >= 0.3
-        assert [e.ending for e in await epochs(active)] == ["switched", "lasts"]
-
-
-async def test_only_the_active_answers_and_a_standby_names_itself(served: Engines) -> None:
-    medium, plan = Medium(), patient(served)
-    async with (
-        control(served, medium=medium, plan=plan, holder="a") as active,
-        control(served, medium=medium, plan=plan, holder="b") as other,
-    ):
-        await settled(active)
-        await followed(active, other)
-        calls: list[Awaitable[object]] = [
-            other.fleet.GetHistory(fleet_pb2.GetHistoryRequest()),
-            other.fleet.StandBy(fleet_pb2.StandByRequest(holder="c")),
-            other.fleet.Yield(fleet_pb2.YieldRequest(operator=True)),
-        ]
-        for call in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await soon(call)
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert active.address in (caught.value.details() or "")
-        calls = [
-            active.fleet.Yield(fleet_pb2.YieldRequest()),
-            active.fleet.Yield(fleet_pb2.YieldRequest(standby="b", dry_run=True)),
-            active.fleet.StandBy(fleet_pb2.StandByRequest()),
-            active.fleet.StandBy(fleet_pb2.StandByRequest(holder="c", copy_written_at=float("nan"))),
-        ]
-        for call in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await soon(call)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await soon(active.fleet.Yield(fleet_pb2.YieldRequest(standby="b")))
-        assert caught.value.details() == "it is control-ready"
-
-
-# --- the history ------------------------------------------------------------------------------------------------------
-
-
-async def test_the_history_survives_restarts_and_is_complete_though_holders_die(served: Engines) -> None:
-    medium = Medium()
-    async with control(served, medium=medium, holder="a") as process:
-        await settled(process)
-        lease = process.leader.lease
-        assert lease is not None
-        lease.valid_until = 0.0  # it fences itself, and leads again
-        await until(lambda: process.leader.lease not in (None, lease))
-        await settled(process)
-        fenced, lasting = await epochs(process)
-        assert (fenced.epoch, fenced.ending, fenced.reason) == (1, "fenced", "the lease was not renewed in time")
-        assert fenced.began_at <= fenced.ended_at <= lasting.began_at
-        document = medium.history
-    async with control(served, medium=medium, holder="b", resume=True) as process:
-        await settled(process)
-        assert [(e.epoch, e.holder, e.ending) for e in await epochs(process)] == [
-            (1, "a", "fenced"),
-            (2, "a", "stopped"),
-            (3, "b", "lasts"),
-        ]
-    medium.history = document  # as a holder that was killed leaves it
-    async with control(served, medium=medium, holder="c", resume=True) as process:
-        await settled(process)
-        assert [(e.epoch, e.holder, e.ending) for e in await epochs(process)] == [
-            (1, "a", "fenced"),
-            (2, "a", "untold"),
-            (4, "c", "lasts"),
-        ]
-
-
-@pytest.mark.rule("S5")
-async def test_a_move_above_an_epoch_that_proxies_have_seen_is_in_the_history(served: Engines) -> None:
-    async with control(served, holder="a") as process:
-        await settled(process)
-        async with Proxy(process, highest_epoch=7):
-            await until(lambda: process.leader.lease is not None and process.leader.lease.epoch == 8)
-        first, second = await epochs(process)
-        assert (first.epoch, first.ending, first.reason) == (1, "moved", "moved above epoch 7, which proxies have seen")
-        assert (second.epoch, second.ending) == (8, "lasts")
-
-
-async def test_a_history_that_cannot_be_read_begins_anew_and_says_so(served: Engines) -> None:
-    medium = Medium(history=b"{")
-    async with control(served, medium=medium) as process:
-        await settled(process)
-        assert messages(process, "store_warning")[0].startswith("the history of epochs begins anew, it cannot be read")
-        assert [e.epoch for e in await epochs(process)] == [1]
-
-        def written() -> bool:
-            return medium.history is not None and medium.history != b"{"
-
-        await until(written)
-        assert json.loads(medium.history or b"")["schema"] == "narwhal.history"
-
-
-async def test_a_history_that_cannot_be_written_holds_nothing_up_and_is_written_later(served: Engines) -> None:
-    class Forgetful(ModelStore):
-        refuses = True
-
-        async def keep_history(self, lease: Lease, document: bytes) -> None:
-            if self.refuses:
-                raise StoreError("not now")
-            await super().keep_history(lease, document)
-
-    medium = Medium()
-    store = Forgetful(medium)
-    async with control(served, store=store) as process:
-        await settled(process)
-        assert medium.history is None
-        store.refuses = False
-        await until(lambda: medium.history is not None)
 
 
 # --- the standby's copy -----------------------------------------------------------------------------------------------

@@ -17,17 +17,7 @@ from narwhal.control.core.effects import ProbeInference
 from narwhal.control.core.events import InferenceAnswered, LegSeen
 from narwhal.control.probes import Probes
 from narwhal.vocabulary import Outcome, Phase
-from tests.contract.control_kit import (
-    Control,
-    Engines,
-    Proxy,
-    control,
-    identity,
-    plan_of,
-    soon,
-    until,
-    until_answer,
-)
+from tests.contract.control_kit import Control, Engines, Proxy, control, identity, plan_of, soon, until, until_answer
 from tests.contract.model_store import Medium
 
 FLEET = {"p0": Phase.PREFILL, "d0": Phase.DECODE, "d1": Phase.DECODE}

@@ -23,8 +23,8 @@ from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.records import EventKind, Record
 from narwhal.control.core.view import DrainView, HoldView
 from narwhal.vocabulary import Hold, Stage
+from tests.core.drain_rig import FLEET, WALL, Ops, captured, not_ready, serving
 from tests.core.rig import EDGE, OTHER, PROCESS, Rig, decode, of, only
-from tests.core.test_core_drains import FLEET, WALL, Ops, captured, not_ready, serving
 
 
 def told(effects: Iterable[Effect]) -> list[tuple[EventKind, str, str]]:

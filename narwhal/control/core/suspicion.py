@@ -12,13 +12,7 @@ from narwhal.control.core.decisions import Cause, Decision, Ejection
 from narwhal.control.core.effects import ProbeHealth, ProbeInference
 from narwhal.control.core.engine import Engine, Standing
 from narwhal.control.core.events import HealthAnswered, InferenceAnswered
-from narwhal.control.core.evidence import (
-    CLEARED_BY_HEALTH,
-    CLEARED_BY_INFERENCE,
-    URGENCY,
-    Action,
-    Seen,
-)
+from narwhal.control.core.evidence import CLEARED_BY_HEALTH, CLEARED_BY_INFERENCE, URGENCY, Action, Seen
 from narwhal.control.core.inquiry import Inquiry
 from narwhal.control.core.liveness import SILENCE
 from narwhal.control.core.probing import InferenceProbe, Step, StepSeen, verdict_of, words
