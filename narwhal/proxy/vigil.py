@@ -8,7 +8,7 @@ Decides: which leg is told of as stalled, which one ends, which engine is avoide
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from narwhal.config import ProxySettings
+from narwhal.config import ProxySettings, RecoveryConfig
 from narwhal.placement import EngineEntry, Placement
 from narwhal.proxy.attempt import LegEnd
 from narwhal.proxy.connection import EngineConnection
@@ -17,12 +17,12 @@ from narwhal.proxy.witness import Leg, Witness
 from narwhal.vocabulary import Hold, Outcome
 
 LOOK_EVERY_S = 0.25  # bounds how late any of it is noticed
-# How a leg that has given nothing ends, by what it was waiting for. Whole answers take long, and give nothing before
-# they are complete: they are left to their time-out.
+# How a leg that has given nothing ends, by what it was waiting for. A count is left to its time-out, which is short.
 SILENT = {
     LegKind.LOAD: Outcome.FIRST_TOKEN_TIMEOUT,
     LegKind.FIRST_TOKEN: Outcome.FIRST_TOKEN_TIMEOUT,
     LegKind.STREAM: Outcome.STREAM_SILENT,
+    LegKind.ANSWER: Outcome.READ_TIMEOUT,
     LegKind.PREFILL: Outcome.PREFILL_TIMEOUT,
 }
 # Spec V12: at least and at most so long, whatever the engine names.
@@ -86,16 +86,16 @@ class Vigil:
         for watched in list(self._running):
             connection = watched.connection
             quiet_s = now - connection.quiet_since if connection.quiet_since else 0.0
-            if self._hopeless(watched, quiet_s, recovery.stall_s):
+            # While the engine gives something to any other leg it is not the engine that gives nothing.
+            silent_s = min(quiet_s, now - self._heard_at.get(connection.url, 0.0))
+            if self._hopeless(watched, quiet_s, silent_s, recovery):
                 entry = placement.engines.get(watched.leg.entry.id) if placement is not None else None
                 if entry is not None and Hold.EJECTED in entry.holds:
                     detail = f"silent for {quiet_s:.1f} s on an engine that is ejected"
                     connection.settle(LegEnd(SILENT[connection.kind], detail=detail), abort=True)
                     continue
             limit_s = self._limit_s(connection.kind, recovery.stall_s, recovery.silent_leg_s)
-            # While the engine gives something to any other leg it is not the engine that gives nothing.
-            heard_s = now - self._heard_at.get(connection.url, 0.0)
-            if limit_s and not watched.told and quiet_s >= limit_s and heard_s >= limit_s:
+            if limit_s and not watched.told and silent_s >= limit_s:
                 watched.told = True
                 self._witness.stalled(
                     watched.leg,
@@ -106,13 +106,18 @@ class Vigil:
                 )
 
     @staticmethod
-    def _hopeless(watched: Watched, quiet_s: float, stall_s: float) -> bool:
-        """Whether the leg has been silent for so long that it ends should its engine be out (spec V11). A prefill gives
-        nothing before it is done: it must be one that control was told of."""
+    def _hopeless(watched: Watched, quiet_s: float, silent_s: float, recovery: RecoveryConfig) -> bool:
+        """Whether the leg has been silent for so long that it ends should its engine be out (spec V11). A prefill or a
+        whole answer gives nothing before it is done: it must be one that control was told of. A whole answer also ends
+        only while its engine gives nobody anything: with an engine that works it is about to come. With one that does
+        not it must not be waited for: going on once the lease of its handoff is over, the engine answers a wrong text.
+        """
         kind = watched.connection.kind
         if kind is LegKind.PREFILL:
             return watched.told
-        return kind in SILENT and stall_s > 0 and quiet_s >= stall_s
+        if kind is LegKind.ANSWER:
+            return watched.told and 0 < recovery.silent_leg_s <= silent_s
+        return kind in SILENT and 0 < recovery.stall_s <= quiet_s
 
     @staticmethod
     def _limit_s(kind: LegKind, stall_s: float, silent_leg_s: float) -> float:
