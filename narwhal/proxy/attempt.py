@@ -90,7 +90,7 @@ class LegEnd(NamedTuple):
     outcome: Outcome
     status: int = 0
     retry_after: str = ""  # the engine's own Retry-After, where it gave one
-    idle_closed: bool = False  # a reused connection closed before any byte of an answer came (spec V9)
+    idle_closed: bool = False  # a reused connection closed at once, before any byte of an answer came (spec V9)
     detail: str = ""  # for operators
 
 
