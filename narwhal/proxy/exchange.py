@@ -34,6 +34,7 @@ class Ask(NamedTuple):
     step: StartLeg
     body: bytes
     producer: EngineEntry | None  # of the KV that a decode leg reads
+    handoff_due: float  # when what it reads is too old to be used
     first_pull: bool  # it is the first transfer of the two that this process sees
 
 
@@ -104,7 +105,9 @@ class Exchange:
             len(asked.body),
         )
         self._connection = connection
-        self._watched = Watched(leg, connection, asked.producer, client.request_id, asked.step.attempt)
+        self._watched = Watched(
+            leg, connection, asked.producer, client.request_id, asked.step.attempt, asked.handoff_due
+        )
         shared.vigil.begin(self._watched)
         limit_s, quiet_s = self._limits(leg.kind, asked.first_pull)
         self._result = connection.start(

@@ -5,6 +5,7 @@ Decides nothing about retries (`attempt.py`), outcomes (`outcome.py`), connectio
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable
 
@@ -290,7 +291,8 @@ class Relay:
 
     def _ask(self, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
         producer = self._producer if leg.phase is Phase.DECODE else None
-        return self._exchange.ask(Ask(leg, step, body, producer, self._first_pull), self)
+        due = self._attempt.handoff_due if producer is not None else math.inf
+        return self._exchange.ask(Ask(leg, step, body, producer, due, self._first_pull), self)
 
     async def _load(self, leg: Leg, step: StartLeg, body: bytes) -> Result | None:
         """Have the decode engine read the handoff, once, for all choices that it is asked for next; what went wrong, or
@@ -319,6 +321,7 @@ class Relay:
             return None
         client = self._client
         if client.transport is None:
+            connection.release()
             raise asyncio.CancelledError
         self._stream = StreamRelay(connection, self, client.transport, client.stream_head(), chunked=client.http11)
         return self._stream
