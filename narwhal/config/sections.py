@@ -396,8 +396,9 @@ class RecoveryConfig(Section):
         description="Silence of a stream on a silent engine that counts as a failure and is probed, seconds; 0 = off.",
     )
     silent_leg_s: Duration = Field(
-        default=30.0,
-        description="The same for a prefill or a non-streaming leg, seconds; above the longest prefill; 0 = off.",
+        default=20.0,
+        description="The same for a prefill or a non-streaming leg, seconds; above the longest prefill, and with time "
+        "for a probe below `engine.kv_lease_s`; 0 = off.",
     )
     probe_tokens: Count = Field(
         default=16,

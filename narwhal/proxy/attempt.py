@@ -90,7 +90,7 @@ class LegEnd(NamedTuple):
     outcome: Outcome
     status: int = 0
     retry_after: str = ""  # the engine's own Retry-After, where it gave one
-    idle_closed: bool = False  # a reused connection closed before any byte of an answer came (spec V9)
+    idle_closed: bool = False  # a reused connection closed at once, before any byte of an answer came (spec V9)
     detail: str = ""  # for operators
 
 
@@ -181,9 +181,14 @@ class Attempt:
         self._handoff_at = now
         return StartLeg(Phase.DECODE, self.number, self._failed | {producer}, self._extra > 0)
 
+    @property
+    def handoff_due(self) -> float:
+        """When the handoff is too old to be used (spec V6)."""
+        return self._handoff_at + self._policy.handoff_max_age_s
+
     def may_dispatch(self, now: float) -> bool:
         """Whether the handoff is still young enough to be sent on (spec V6)."""
-        return now - self._handoff_at < self._policy.handoff_max_age_s
+        return now < self.handoff_due
 
     def dispatched(self) -> None:
         """The handoff is about to be written to a decode engine; it can never be sent again."""

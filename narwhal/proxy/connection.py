@@ -19,6 +19,9 @@ from narwhal.vocabulary import Outcome
 MAX_HEAD_BYTES = 65_536
 MAX_ANSWER_BYTES = 67_108_864  # a whole non-streaming answer, or a prefill's; far above what engines send
 MAX_ERROR_BYTES = 1_048_576  # the body of an answer whose status is not 200
+# An engine that had closed an idle connection answers the request on it with a reset, within a round trip. What comes
+# later than this, far above any round trip, closed on an engine that had the request (spec V9).
+IDLE_CLOSE_S = 1.0
 
 _JOINED_WRITE_BYTES = 65_536  # up to here head and body go out in one write: copying is cheaper than a second call
 _OK = 200
@@ -331,8 +334,7 @@ class EngineConnection(asyncio.Protocol):
                 self.settle(LegEnd(outcome, self._status, detail=_why(Seen.CLOSED_DURING, exc)), abort=False)
             else:
                 outcome = OUTCOMES[Seen.CLOSED_BEFORE][self.kind]
-                idle_closed = self.reused and not self._touched
-                end = LegEnd(outcome, idle_closed=idle_closed, detail=_why(Seen.CLOSED_BEFORE, exc))
+                end = LegEnd(outcome, idle_closed=self._idle_closed(), detail=_why(Seen.CLOSED_BEFORE, exc))
                 self.settle(end, abort=False)
         self._lost(self)
 
@@ -399,6 +401,11 @@ class EngineConnection(asyncio.Protocol):
             self._done(self)
         elif self._transport is not None:
             self._transport.abort()
+
+    def _idle_closed(self) -> bool:
+        """Whether the connection had been closed when the request was written, rather than by an engine that had it.
+        Up to the last look but one: since then the end may have lain unread."""
+        return self.reused and not self._touched and self._not_before - self.quiet_since < IDLE_CLOSE_S
 
     def _close_delimited(self) -> bool:
         """Whether the answer ends with the connection: it has no length and no chunks."""

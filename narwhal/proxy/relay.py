@@ -1,10 +1,11 @@
 """Performs one request's attempt: places its legs, speaks to the engines, passes the answer on, tells what it saw.
 
-Decides nothing about retries (`attempt.py`), outcomes (`outcome.py`) or bytes (`stream.py`): it carries their answers
-from one to the other.
+Decides nothing about retries (`attempt.py`), outcomes (`outcome.py`), connections (`exchange.py`) or bytes
+(`stream.py`): it carries their answers from one to the other.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable
 
@@ -21,18 +22,14 @@ from narwhal.proxy.client import Client
 from narwhal.proxy.connection import Answer, EngineConnection, Result
 from narwhal.proxy.counting import count
 from narwhal.proxy.errors import Reply, reply
-from narwhal.proxy.measuring import Flow
+from narwhal.proxy.exchange import Ask, Exchange
 from narwhal.proxy.outcome import LegKind, of_status
 from narwhal.proxy.pace import attempt_wait_s
 from narwhal.proxy.shared import Shared
 from narwhal.proxy.stream import StreamRelay
-from narwhal.proxy.vigil import Watched
 from narwhal.proxy.witness import Leg
 from narwhal.vocabulary import NotReady, Outcome, Phase
 
-# The end of the request id that engines get: the phase, but for requests that are not the leg itself.
-PHASE_NAMES = {phase: phase.value.encode() for phase in Phase}
-NAMES = {LegKind.COUNT: b"count", LegKind.LOAD: b"load"}
 RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 
 _OK = 200
@@ -52,13 +49,10 @@ class Relay:
         "_answer",
         "_attempt",
         "_client",
-        "_connection",
         "_cut",
-        "_due",
         "_exchange",
         "_first_pull",
         "_first_token_at",
-        "_flow",
         "_handoff",
         "_producer",
         "_request",
@@ -67,7 +61,6 @@ class Relay:
         "_stream",
         "_tokens",
         "_unread",
-        "_watched",
         "fault",
         "stream_failed",
     )
@@ -77,15 +70,12 @@ class Relay:
         self._shared = shared
         self._client = client
         self._request = request
-        self._due = client.due
         self._settings: ProxySettings = settings
         serving = settings.serving
         policy = Policy(serving.max_attempts, serving.handoff_max_age_s)
         self._attempt = Attempt(policy, shared.budget, client.due)
-        self._connection: EngineConnection | None = None
-        self._exchange: asyncio.Future[Result] | None = None  # what runs, or ran, on it for this request
+        self._exchange = Exchange(shared, client, request.route, settings)
         self._stream: StreamRelay | None = None
-        self._flow: Flow | None = None
         self._handoff: Handoff | None = None
         self._producer: EngineEntry | None = None
         self._unread = ""  # the producer whose handoff has not been read yet
@@ -93,7 +83,6 @@ class Relay:
         self._first_token_at = 0.0
         self._first_pull = False
         self._cut = False
-        self._watched: Watched | None = None
         self._tokens = 0  # of the prompt, where an engine's cap asks for them
         self.fault: Fault | None = None
         self.stream_failed = False  # whether output had begun when it failed
@@ -132,42 +121,26 @@ class Relay:
             self._client.connection.stream = None
             self._stream = None  # the two refer to each other
 
-    @property
-    def _running(self) -> EngineConnection | None:
-        """The connection, for as long as it works for this request. Once it has its result it may serve another one
-        before this task is awake."""
-        connection = self._connection
-        return connection if connection is not None and connection.runs(self._exchange) else None
-
     # --- told by the client's connection ---
 
     def client_slow(self) -> None:
         """The client does not read: stop reading from the engine."""
-        if (connection := self._running) is not None:
-            connection.pause()
-        if self._flow is not None:
-            self._flow.slow = True
+        self._exchange.pause()
 
     def client_reads(self) -> None:
         """The client has caught up."""
-        if (connection := self._running) is not None:
-            connection.resume()
+        self._exchange.resume()
 
     def client_gone(self) -> None:
         """The connection is lost: the engine sees it now (spec V7)."""
-        if (connection := self._running) is not None:
-            connection.abort()
+        self._exchange.abort()
 
     # --- told by a proxy on its way out ---
 
     def cut(self) -> bool:
         """Grace is over: end what runs. False when no leg runs that could be ended."""
         self._cut = True
-        connection = self._running
-        if connection is None:
-            return False
-        connection.settle(LegEnd(Outcome.LOCAL, detail="the proxy is stopping"), abort=True)
-        return True
+        return self._exchange.cut(LegEnd(Outcome.LOCAL, detail="the proxy is stopping"))
 
     # --- told by the stream ---
 
@@ -175,12 +148,8 @@ class Relay:
         """From now on silence is what ends the leg, and the first transfer of a pair has been seen."""
         self._read()
         now = self._first_token_at = self._shared.clock.monotonic()
-        quiet_s = self._settings.engine.decode_read_timeout_s
-        if self._connection is not None:
-            self._connection.streaming(now + quiet_s, quiet_s)
         # Choices come side by side, in one step of the engine: what their events take is no time per token.
-        if self._watched is not None and self._stream is not None and not self._request.several:
-            self._flow = self._shared.measuring.first_token(self._watched.leg, self._stream, now)
+        self._exchange.first_token(now, None if self._request.several else self._stream)
 
     def output(self) -> None:
         """The client gets its first bytes: nothing is tried again any more."""
@@ -306,45 +275,29 @@ class Relay:
     async def _run(self, leg: Leg, step: StartLeg, body: bytes, load: bytes = b"") -> Result:
         """Run a leg to its end, with its residency around it. `load`: what the engine is asked before, to have the
         handoff in its own cache."""
-        shared, entry = self._shared, leg.entry
-        shared.inflight.begin(entry.id, self._tokens)
+        shared, engine = self._shared, leg.entry.id
+        shared.inflight.begin(engine, self._tokens)
         try:
             if load and (failed := await self._load(leg, step, load)) is not None:
                 return failed
             return await self._ask(leg, step, body)
         except asyncio.CancelledError:
-            if (connection := self._running) is not None:
-                connection.abort()
+            self._exchange.abort()
             shared.witness.neutral(leg, Outcome.LOCAL if self._cut else Outcome.CANCELLED)
             raise
         finally:
-            self._connection = self._exchange = None
-            if self._watched is not None:
-                shared.vigil.end(self._watched)
-                self._watched = None
-            if self._flow is not None:
-                shared.measuring.ended(self._flow, shared.clock.monotonic())
-                self._flow = None
-            shared.inflight.end(entry.id, self._tokens)
+            self._exchange.over()
+            shared.inflight.end(engine, self._tokens)
 
-    async def _ask(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
-        """One request of a leg to its engine."""
-        shared, entry = self._shared, leg.entry
-        connection = None if step.fresh else shared.legs.reuse(entry.url)
-        result = await (self._fresh(leg, step, body) if connection is None else self._send(connection, leg, step, body))
-        if isinstance(result, LegEnd) and result.idle_closed:
-            shared.legs.drop_idle(entry.url)
-            if leg.phase is Phase.PREFILL:
-                result = await self._fresh(leg, step, body)
-        return result
+    def _ask(self, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
+        producer = self._producer if leg.phase is Phase.DECODE else None
+        due = self._attempt.handoff_due if producer is not None else math.inf
+        return self._exchange.ask(Ask(leg, step, body, producer, due, self._first_pull), self)
 
     async def _load(self, leg: Leg, step: StartLeg, body: bytes) -> Result | None:
         """Have the decode engine read the handoff, once, for all choices that it is asked for next; what went wrong, or
         None. They find the KV in its cache, and what is not there any more it computes itself."""
         result = await self._ask(leg._replace(kind=LegKind.LOAD), step, body)
-        if self._watched is not None:
-            self._shared.vigil.end(self._watched)  # its connection may be another request's before ours goes on
-            self._watched = None
         if not isinstance(result, Answer) or result.status != _OK:
             return result
         if answer_given_up(result.body):
@@ -357,67 +310,21 @@ class Relay:
         self._attempt.loaded()
         return None
 
-    async def _fresh(self, leg: Leg, step: StartLeg, body: bytes) -> Result:
-        """The same on a new connection."""
-        connection = await self._shared.legs.connect(leg.entry.url, self._due)
-        if isinstance(connection, LegEnd):
-            self._shared.sidestep.failed(leg.entry, connection)
-            return connection
-        return await self._send(connection, leg, step, body)
-
-    def _send(self, connection: EngineConnection, leg: Leg, step: StartLeg, body: bytes) -> Awaitable[Result]:
-        """Write the request; the result comes later."""
-        shared, client = self._shared, self._client
-        now = shared.clock.monotonic()
+    def sending(self, leg: Leg, connection: EngineConnection, now: float) -> StreamRelay | LegEnd | None:
+        """A leg's request is about to be written: with it goes the handoff, if it is still young enough."""
         if leg.phase is Phase.DECODE and self._handoff is not None:
             if not self._attempt.may_dispatch(now):
-                connection.release()  # unused
-                return connection.never(EXPIRED)
+                return EXPIRED
             self._attempt.dispatched()
             self._handoff = None
-        self._connection = connection
-        stream = None
-        if leg.kind is LegKind.FIRST_TOKEN:
-            transport = client.transport
-            if transport is None:
-                raise asyncio.CancelledError
-            stream = StreamRelay(connection, self, transport, client.stream_head(), chunked=client.http11)
-            self._stream = stream
-        counts = leg.kind is LegKind.COUNT
-        name = NAMES.get(leg.kind) or PHASE_NAMES[leg.phase]
-        head = b"%b%b-%d-%b\r\n%bContent-Length: %d\r\n\r\n" % (
-            shared.legs.head(
-                leg.entry.url,
-                shared.connector.count_path if counts else self._request.route,
-                self._settings.engine.api_key,
-            ),
-            client.id_line,
-            step.attempt,
-            name,
-            client.trace_line,
-            len(body),
-        )
-        producer = self._producer if leg.phase is Phase.DECODE else None
-        if self._watched is not None:
-            shared.vigil.end(self._watched)  # of a connection that was closed while it was being reused
-        self._watched = Watched(leg, connection, producer, client.request_id, step.attempt)
-        shared.vigil.begin(self._watched)
-        limit_s, quiet_s = self._limits(leg.kind)
-        self._exchange = connection.start(
-            head, body, leg.kind, due=now + limit_s, quiet_s=quiet_s, deadline=self._due, stream=stream
-        )
-        return self._exchange
-
-    def _limits(self, kind: LegKind) -> tuple[float, float]:
-        """(seconds that the engine gets, seconds that it gets anew after every byte or 0)."""
-        if kind is LegKind.COUNT:
-            return self._settings.engine.tokenize_timeout_s, 0.0
-        if kind is LegKind.PREFILL:
-            return self._settings.serving.prefill_timeout_s, 0.0
-        engine = self._settings.engine
-        if kind is LegKind.ANSWER:
-            return engine.decode_read_timeout_s, engine.decode_read_timeout_s
-        return (engine.kv_first_pull_timeout_s if self._first_pull else engine.first_token_timeout_s), 0.0
+        if leg.kind is not LegKind.FIRST_TOKEN:
+            return None
+        client = self._client
+        if client.transport is None:
+            connection.release()
+            raise asyncio.CancelledError
+        self._stream = StreamRelay(connection, self, client.transport, client.stream_head(), chunked=client.http11)
+        return self._stream
 
     # --- what was seen ---
 
@@ -477,7 +384,7 @@ class Relay:
                 extra = f"Content-Encoding: {answer.header(b'content-encoding')}\r\n"
             client.send(answer.status, answer.body, answer.header(b"content-type") or "application/json", extra=extra)
         if client.connection.writing_paused:
-            await client.connection.drained(0.0 if self._cut else self._due - self._shared.clock.monotonic())
+            await client.connection.drained(0.0 if self._cut else client.due - self._shared.clock.monotonic())
 
     def _told(self, step: Fail) -> Reply:
         if self._cut:

@@ -90,7 +90,7 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("recovery.liveness_misses", 2),
     ("recovery.failure_quarantine_s", 0),
     ("recovery.stall_s", 3),
-    ("recovery.silent_leg_s", 30),
+    ("recovery.silent_leg_s", 20),
     ("recovery.probe_tokens", 16),
     ("recovery.relapse_window_s", 60),
     ("recovery.ramp_s", 30),

@@ -47,6 +47,17 @@ def test_check_says_that_a_file_is_fine() -> None:
     assert done.stdout == f"{EXAMPLE}: ok: fleet example serves tiny on 4 engines (2 prefill, 2 decode), file store\n"
 
 
+def test_check_gives_advice_on_a_file_that_is_fine(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(MINIMAL + "recovery: {silent_leg_s: 60}\n")
+    done = run("config", "check", str(file))
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{file}: ok: ")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{file}: advice: recovery.silent_leg_s: should be more than 0 and at most 22, what ")
+    assert line.endswith(", got 60")
+
+
 def test_check_names_every_problem_on_a_line_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(MINIMAL + "recovery: {eject_after: 0}\nsolo: 1\n")

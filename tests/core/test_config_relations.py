@@ -7,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from narwhal.config import EngineConfig, FleetConfig, FleetFileError, ServingConfig, parse_fleet
+from narwhal.config.relations import advice
 from narwhal.vocabulary import Phase
 
 
@@ -152,6 +153,25 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
     ),
 ]
 
+LEAVE_OF = (
+    "a probe and an ejection leave of engine.kv_lease_s (30), else an engine that stops for longer than that can go on "
+    "with wrong answers; or set engine.decode_read_timeout_s below it, got"
+)
+SILENT = "recovery.silent_leg_s: should be more than 0 and"
+ADVISED: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"recovery": {"silent_leg_s": 22}}, []),
+    ({"recovery": {"silent_leg_s": 22.5}}, [f"{SILENT} at most 22, what {LEAVE_OF} 22.5"]),
+    ({"recovery": {"silent_leg_s": 120}}, [f"{SILENT} at most 22, what {LEAVE_OF} 120"]),
+    ({"recovery": {"silent_leg_s": 0}}, [f"{SILENT} at most 22, what {LEAVE_OF} 0"]),
+    ({"recovery": {"silent_leg_s": 120}, "engine": {"decode_read_timeout_s": 29}}, []),
+    ({"engine": {"first_token_timeout_s": 8}}, [f"{SILENT} at most 19, what {LEAVE_OF} 20"]),
+    ({"engine": {"health_timeout_s": 8}}, [f"{SILENT} at most 19, what {LEAVE_OF} 20"]),
+    ({"controller": {"monitor_interval_s": 2.5}}, [f"{SILENT} at most 17.5, what {LEAVE_OF} 20"]),
+    ({"controller": {"monitor_interval_s": 10}}, [f"{SILENT} less than {LEAVE_OF} 20"]),
+    ({"engine": {"kv_lease_s": 60}, "recovery": {"silent_leg_s": 50}}, []),
+]
+
 UNATTESTED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"engines": ATTESTED},
@@ -210,6 +230,12 @@ def test_broken(sections: dict[str, Any], expected: list[str]) -> None:
 @pytest.mark.parametrize("sections", KEPT)
 def test_kept(sections: dict[str, Any]) -> None:
     assert problems(**sections) == []
+
+
+@pytest.mark.parametrize(("sections", "expected"), ADVISED)
+def test_what_is_better_otherwise_is_advised_and_refuses_no_file(sections: dict[str, Any], expected: list[str]) -> None:
+    fleet = parse_fleet(yaml.safe_dump({"name": "f", "model": "m", "engines": PAIR, **sections}), {})
+    assert [f"{found.path}: {found.sentence}" for found in advice(fleet)] == expected
 
 
 def test_a_value_built_in_code_keeps_them_too() -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from narwhal.placement import EngineEntry
-from narwhal.proxy.connection import MAX_ERROR_BYTES
+from narwhal.proxy.attempt import LegEnd
+from narwhal.proxy.connection import MAX_ERROR_BYTES, EngineConnection, Result
 from narwhal.proxy.legs import Pairs, connect_outcome, origin_of
+from narwhal.proxy.outcome import LegKind
 from narwhal.sim.options import EngineOptions
 from narwhal.sim.testing import sim_engines
 from narwhal.vocabulary import Outcome, Phase, RequestResult
@@ -21,8 +23,10 @@ from tests.proxy.harness import (
     DONE,
     LAST,
     STREAM_HEAD,
+    WAIT_S,
     Asked,
     Script,
+    ScriptedEngine,
     answer,
     before,
     chunk,
@@ -261,6 +265,104 @@ async def test_a_fresh_connection_that_closes_without_an_answer_is_a_failure() -
         assert (await path.post()).status == 502
         assert len(d.asked) == 1
         assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.RESET]
+
+
+WITHIN_S, BEYOND_S = 0.4, 1.6  # of the time in which an idle connection that was closed answers with its end
+
+
+def closes_later(first: Script, after_s: float) -> Script:
+    """Answers the first request of each connection; closes it so long after another came, without an answer."""
+
+    async def script(asked: Asked) -> None:
+        if asked.connection in seen:
+            await asyncio.sleep(after_s)
+            asked.writer.transport.abort()
+            return
+        seen.add(asked.connection)
+        await first(asked)
+
+    seen: set[int] = set()
+    return script
+
+
+@pytest.mark.rule("V9", "F2")
+@pytest.mark.parametrize("after_s", [WITHIN_S, BEYOND_S])
+@on_uvloop
+async def test_a_prefill_leg_whose_connection_closes_later_is_a_failure(after_s: float) -> None:
+    async with before(answers, closes_later(prefills, after_s)) as (path, p, _):
+        assert (await path.post()).status == 200
+        got = await path.post()
+        if after_s < 1.0:
+            assert (got.status, len(p.asked)) == (200, 3)
+            assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.ANSWER_COMPLETE] * 2
+        else:
+            assert (got.status, got.error["code"], len(p.asked)) == (502, "prefill", 2)
+            assert path.reporter.outcomes[2:] == [Outcome.RESET]
+
+
+@pytest.mark.rule("V9", "F2")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after_s", [WITHIN_S, BEYOND_S])
+@on_uvloop
+async def test_a_decode_leg_whose_connection_closes_later_is_a_failure(after_s: float, stream: bool) -> None:
+    async def well(asked: Asked) -> None:
+        asked.send(*((STREAM_HEAD, chunk(token()), chunk(DONE), LAST) if stream else (OK,)))
+
+    async with before(closes_later(well, after_s)) as (path, p, d):
+        assert (await path.post(stream=stream)).status == 200
+        got = await path.post(stream=stream)
+        if after_s < 1.0:
+            assert (got.status, len(p.asked), len(d.asked)) == (200, 3, 3)
+            assert Outcome.RESET not in path.reporter.outcomes
+        else:
+            assert (got.status, got.error["code"], len(d.asked)) == (502, "decode", 2)
+            assert path.reporter.outcomes[2:] == [Outcome.HANDOFF, Outcome.RESET]
+        assert path.reporter.requests[-1][1] == 0, "no retry of the policy"
+
+
+async def sent_on_a_reused_one(engine: ScriptedEngine) -> tuple[EngineConnection, asyncio.Future[Result]]:
+    """A request that its engine has, on a connection without a watchdog."""
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: EngineConnection(engine.url, lambda _: None, lambda _: None), "127.0.0.1", engine.port
+    )
+    connection.reused = True
+    head = b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
+    result = connection.start(head, b"{}", LegKind.ANSWER, due=1e9, quiet_s=0.0, deadline=1e9)
+    await until(lambda: engine.asked)
+    return connection, result
+
+
+LOOKS: dict[str, tuple[tuple[float, ...], float, bool]] = {
+    "closed at once": ((100.0,), 0.0, True),
+    "closed within a second": ((100.0, 100.5, 100.9, 101.0), 0.0, True),
+    "closed later": ((100.0, 100.5, 101.0, 101.1), 0.0, False),
+    "this process was stopped before": ((100.0, 105.1, 105.2, 105.3), 5.0, True),
+    "stopped, and closed later": ((100.0, 105.1, 106.1, 106.2), 5.0, False),
+    # The look may come before what had arrived meanwhile is read.
+    "closed while this process did not run for so long": ((100.0, 100.1, 102.1), 0.0, True),
+}
+
+
+@pytest.mark.rule("V9", "F5")
+@pytest.mark.parametrize("what", LOOKS)
+@on_uvloop
+async def test_time_in_which_this_process_did_not_run_does_not_count(what: str) -> None:
+    looks, stopped_s, idle_closed = LOOKS[what]
+
+    async def waits(_asked: Asked) -> None:
+        return
+
+    async with scripted(waits) as engine:
+        connection, result = await sent_on_a_reused_one(engine)
+        first, *others = looks
+        connection.check(first)
+        connection.excuse(stopped_s)
+        for now in others:
+            connection.check(now)
+        engine.asked[0].writer.transport.abort()
+        end = await asyncio.wait_for(result, WAIT_S)
+        assert isinstance(end, LegEnd)
+        assert (end.outcome, end.idle_closed) == (Outcome.RESET, idle_closed)
 
 
 @pytest.mark.rule("V9", "F2")

@@ -167,6 +167,28 @@ async def test_a_count_on_a_connection_that_was_closed_meanwhile_is_sent_once_mo
         assert Outcome.RESET not in path.reporter.outcomes
 
 
+@pytest.mark.rule("V9", "F2")
+@pytest.mark.parametrize("after_s", [0.4, 1.6])
+@on_uvloop
+async def test_a_count_whose_connection_closes_later_is_a_failure(after_s: float) -> None:
+    """And its prompt is estimated."""
+    closing = False
+
+    async def script(asked: Asked) -> None:
+        if closing and asked.head.startswith(b"POST /tokenize") and len(bodies(p, b"/tokenize")) == 2:
+            await asyncio.sleep(after_s)
+            asked.writer.transport.abort()
+        else:
+            await counts(GOOD)(asked)
+
+    async with capped(script, cap=10_000, tokenize_timeout_s=5) as (path, (p,)):
+        assert (await path.post()).status == 200
+        closing = True
+        assert (await path.post()).status == 200
+        assert len(bodies(p, b"/tokenize")) == (3 if after_s < 1.0 else 2)
+        assert (Outcome.RESET in path.reporter.outcomes) == (after_s > 1.0)
+
+
 @on_uvloop
 async def test_nobody_is_asked_where_no_cap_wants_to_know_or_counting_is_off() -> None:
     async with (

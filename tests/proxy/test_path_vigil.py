@@ -32,9 +32,9 @@ from tests.proxy.harness import (
 QUICK = settings(recovery={"stall_s": 0.5, "silent_leg_s": 0.5})
 
 
-def ejected(placement: Placement, engine: str) -> Placement:
-    """The next placement, in which `engine` is ejected."""
-    out = dataclasses.replace(placement.engines[engine], phases=frozenset(), holds=(Hold.EJECTED,))
+def ejected(placement: Placement, engine: str, hold: Hold = Hold.EJECTED) -> Placement:
+    """The next placement, in which `engine` is ejected, or has that hold."""
+    out = dataclasses.replace(placement.engines[engine], phases=frozenset(), holds=(hold,))
     engines = {**placement.engines, engine: out}
     return Placement(epoch=placement.epoch, version=placement.version + 1, engines=engines)
 
@@ -292,19 +292,161 @@ async def test_a_prefill_that_was_told_of_ends_once_its_engine_is_ejected_and_is
             ]
 
 
+@pytest.mark.rule("V11", "V4", "F10")
+@pytest.mark.parametrize("attempts", [1, 2])
+@on_uvloop
+async def test_a_whole_answer_that_was_told_of_ends_once_its_engine_is_ejected(attempts: int) -> None:
+    """It is tried elsewhere where the policy allows it. An engine that goes on much later would answer 200 with another
+    prompt's text."""
+
+    async def hangs(_asked: Asked) -> None:
+        return
+
+    async def well(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    chosen = settings(
+        recovery={"stall_s": 0.3, "silent_leg_s": 1.0}, serving={"max_attempts": attempts, "retry_base_s": 0.01}
+    )
+    async with scripted(prefills) as p, scripted(hangs) as bad, scripted(well) as good:
+        placement = placed({"p": p.url}, {"bad": bad.url, "good": good.url})
+        async with data_path(ejected(placement, "good"), chosen) as path:
+            request = asyncio.create_task(path.post())
+            await until(lambda: len(bad.asked) == 1)
+            began = time.monotonic()
+            path.feed.placement = ejected(placement, "bad")
+            got = await asyncio.wait_for(request, 5.0)
+            assert time.monotonic() - began > 0.9  # a stream would have ended before
+            ended = [Outcome.HANDOFF, Outcome.STALLED, Outcome.READ_TIMEOUT]
+            if attempts == 1:
+                assert (got.status, got.error["code"]) == (504, "decode")
+                assert path.reporter.outcomes == ended
+            else:
+                assert (got.status, got.json["choices"][0]["text"]) == (200, "b")
+                assert path.reporter.outcomes == [*ended, Outcome.HANDOFF, Outcome.ANSWER_COMPLETE]
+            await asyncio.wait_for(bad.asked[0].gone.wait(), 1.0)
+
+
+@pytest.mark.rule("V11", "V6", "V4")
+@on_uvloop
+async def test_a_whole_answer_does_not_wait_on_a_held_engine_until_its_handoff_is_too_old() -> None:
+    """Probes of an engine that gives nothing may take longer than the lease. Until then there is hope."""
+
+    async def hangs(_asked: Asked) -> None:
+        return
+
+    async def well(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    chosen = settings(
+        recovery={"silent_leg_s": 0.5},
+        serving={"max_attempts": 2, "retry_base_s": 0.01, "handoff_max_age_s": 2.0},
+        engine={"first_token_timeout_s": 0.5},
+    )
+    async with scripted(prefills) as p, scripted(hangs) as bad, scripted(well) as good:
+        placement = placed({"p": p.url}, {"bad": bad.url, "good": good.url})
+        async with data_path(ejected(placement, "good"), chosen) as path:
+            request = asyncio.create_task(path.post())
+            await until(lambda: len(bad.asked) == 1)
+            began = time.monotonic()
+            path.feed.placement = ejected(placement, "bad", Hold.VERIFICATION)
+            assert (await asyncio.wait_for(request, 5.0)).json["choices"][0]["text"] == "b"
+            assert 1.9 < time.monotonic() - began < 3.0
+            assert path.reporter.outcomes == [
+                Outcome.HANDOFF,
+                Outcome.STALLED,
+                Outcome.READ_TIMEOUT,
+                Outcome.HANDOFF,
+                Outcome.ANSWER_COMPLETE,
+            ]
+
+
+HAS_ITS_TIME: dict[str, tuple[dict[str, float], int, Hold]] = {
+    "its handoff is young": ({"silent_leg_s": 0.5}, 1, Hold.VERIFICATION),
+    "the engine has read it": ({"silent_leg_s": 0.5}, 2, Hold.VERIFICATION),
+    "control was not told": ({"silent_leg_s": 30}, 1, Hold.VERIFICATION),
+    "the hold is another": ({"silent_leg_s": 0.5}, 1, Hold.DRAIN),
+    "the probe has only begun": ({"silent_leg_s": 0.5}, 1, Hold.VERIFICATION),
+}
+
+
+@pytest.mark.rule("V11", "F10")
+@pytest.mark.parametrize("why", HAS_ITS_TIME)
+@on_uvloop
+async def test_a_whole_answer_on_a_held_engine_has_its_time(why: str) -> None:
+    recovery, choices, hold = HAS_ITS_TIME[why]
+
+    async def script(asked: Asked) -> None:
+        if b"kv_transfer_params" not in asked.body or choices == 1:
+            await asyncio.sleep(2.0)
+        asked.send(WHOLE)
+
+    max_age_s = 25.0 if why == "its handoff is young" else 1.0
+    probe_s = 5.0 if why == "the probe has only begun" else 0.3
+    chosen = settings(
+        recovery=recovery, serving={"handoff_max_age_s": max_age_s}, engine={"first_token_timeout_s": probe_s}
+    )
+    async with before(script, chosen=chosen) as (path, _, d):
+        request = asyncio.create_task(path.post(n=choices))
+        await until(lambda: len(d.asked) == choices)
+        assert path.feed.placement is not None
+        path.feed.placement = ejected(path.feed.placement, "d", hold)
+        assert (await request).status == 200
+        assert (Outcome.STALLED in path.reporter.outcomes) == (why != "control was not told")
+
+
 @pytest.mark.rule("V11")
 @on_uvloop
-async def test_a_whole_answer_on_an_ejected_engine_has_its_time() -> None:
+async def test_a_whole_answer_that_control_was_not_told_of_has_its_time_on_an_ejected_engine() -> None:
     async def slow(asked: Asked) -> None:
         await asyncio.sleep(1.5)
         asked.send(WHOLE)
 
-    async with before(slow, chosen=QUICK) as (path, _, d):
+    chosen = settings(recovery={"stall_s": 0.3, "silent_leg_s": 0})
+    async with before(slow, chosen=chosen) as (path, _, d):
         request = asyncio.create_task(path.post())
         await until(lambda: len(d.asked) == 1)
         eject(path, "d")
         assert (await request).status == 200
-        assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.STALLED, Outcome.ANSWER_COMPLETE]
+        assert path.reporter.outcomes == [Outcome.HANDOFF, Outcome.ANSWER_COMPLETE]
+
+
+@pytest.mark.rule("V11", "F10")
+@pytest.mark.parametrize("when", ["before it is told of", "after it was told of"])
+@on_uvloop
+async def test_a_whole_answer_is_left_alone_while_its_ejected_engine_gives_others_something(when: str) -> None:
+    flows = asyncio.Event()
+
+    async def script(asked: Asked) -> None:
+        if b"stream" not in asked.body:
+            await asyncio.sleep(2.5)
+            asked.send(WHOLE)
+            return
+        asked.send(STREAM_HEAD)
+        await flows.wait()
+        for _ in range(25):
+            asked.send(chunk(token()))
+            await asyncio.sleep(0.1)
+        asked.send(chunk(DONE), LAST)
+
+    chosen = settings(recovery={"stall_s": 0, "silent_leg_s": 0.5})
+    async with before(script, chosen=chosen) as (path, _, d):
+        if when == "before it is told of":
+            flows.set()
+        flowing = asyncio.create_task(path.post(stream=True))
+        await until(lambda: len(d.asked) == 1)
+        whole = asyncio.create_task(path.post())
+        await until(lambda: len(d.asked) == 2)
+        if when == "after it was told of":
+            await until(lambda: Outcome.STALLED in path.reporter.outcomes, "told of", 3.0)
+            flows.set()
+            heard_at = path.data.legs.heard_at
+            await until(lambda: d.url in heard_at and time.monotonic() - heard_at[d.url] < 0.4, "it gives something")
+        eject(path, "d")
+        assert (await whole).status == 200
+        assert (await flowing).body == token() * 25 + DONE
+        assert Outcome.READ_TIMEOUT not in path.reporter.outcomes
+        assert (Outcome.STALLED in path.reporter.outcomes) == (when == "after it was told of")
 
 
 # --- V12 --------------------------------------------------------------------------------------------------------------

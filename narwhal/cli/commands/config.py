@@ -10,6 +10,7 @@ import yaml
 
 from narwhal.cli.options import Output, Settings, UsageProblem, pass_settings
 from narwhal.config import FleetConfig, FleetFileError, fleet_schema, load_fleet
+from narwhal.config.relations import advice
 
 
 @click.group()
@@ -34,7 +35,7 @@ def _print(value: dict[str, Any], output: Output) -> None:
 @config.command()
 @click.argument("file")
 def check(file: str) -> None:
-    """Check FILE and print every problem, one a line; exits 2 when there is one."""
+    """Check FILE and print every problem, one a line; exits 2 when there is one. A file that is fine may get advice."""
     fleet = _loaded(file)
     roles = Counter(engine.role for engine in fleet.engines)
     count = len(fleet.engines)
@@ -43,6 +44,8 @@ def check(file: str) -> None:
         f"{file}: ok: fleet {fleet.name} serves {fleet.model} on {count} engine{'s' * (count > 1)} ({parts}), "
         f"{fleet.store.kind} store"
     )
+    for found in advice(fleet):
+        click.echo(f"{file}: advice: {found.path}: {found.sentence}", err=True)
 
 
 @config.command()

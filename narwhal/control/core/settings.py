@@ -79,7 +79,7 @@ class CoreSettings:
     liveness_misses: int = 2
     failure_quarantine_s: float = 0.0
     stall_s: float = 3.0
-    silent_leg_s: float = 30.0
+    silent_leg_s: float = 20.0
     probe_tokens: int = 16
     relapse_window_s: float = 60.0
     ramp_s: float = 30.0
