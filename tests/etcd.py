@@ -5,10 +5,8 @@ Debian's `etcd-server` brings the program. Methods block for as long as etcd tak
 
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,20 +17,10 @@ from typing import Any
 import etcd3
 import grpc
 
+from tests.ports import free_ports
+from tests.signals import send
+
 UP_S = 60.0  # shared machines stop a process for tens of seconds now and then
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different, and none that the kernel gives to outgoing connections."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port = random.randrange(20_000, 32_000)
-            each = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                each.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +91,7 @@ class Member:
     def signal(self, number: signal.Signals) -> None:
         """Sends it a signal. After SIGSTOP it has stopped: until then other threads of it go on answering."""
         assert self.process is not None
-        pid = self.process.pid
-        os.kill(pid, number)
-        due = time.monotonic() + UP_S
-        while number is signal.SIGSTOP and not _stopped(pid):
-            assert time.monotonic() < due, f"etcd {pid} does not stop"
-            time.sleep(0.001)
+        send(self.process.pid, number)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -127,12 +110,6 @@ class Member:
             self.process = None
 
 
-def _stopped(pid: int) -> bool:
-    """Whether every thread of the process has stopped."""
-    states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return bool(states) and all(state == "T" for state in states)
-
-
 class Etcd:
     """A cluster of one or three members. Use as a context manager; it is up inside."""
 
@@ -142,7 +119,7 @@ class Etcd:
         """`flags` go to every member. With `tls` clients must show a certificate of its CA."""
         directory.mkdir(parents=True, exist_ok=True)
         self.tls = tls
-        ports = _free_ports(2 * members)
+        ports = free_ports(2 * members)
         self.members = [
             Member(f"m{n}", directory, ports[2 * n], ports[2 * n + 1], "https" if tls else "http")
             for n in range(members)

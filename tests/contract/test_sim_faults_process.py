@@ -131,20 +131,20 @@ async def test_reset_on_accept() -> None:
 
 @pytest.mark.parametrize("how", ["option", "fault", "fault on an idle connection"])
 async def test_idle_connections_are_closed(how: str) -> None:
-    async with sim_engine(**TIMES, keepalive_s=0.4 if how == "option" else 30.0) as engine:
+    async with sim_engine(**TIMES, keepalive_s=1.2 if how == "option" else 30.0) as engine:
         if how == "fault":
-            await engine.set_fault("idle-close", seconds=0.4)
+            await engine.set_fault("idle-close", seconds=1.2)
         connection = await Connection.to(engine.url)
         loop = asyncio.get_running_loop()
         for _ in range(3):  # each request counts the idle time anew
             connection.send("GET", "/health")
             assert (await connection.receive()).status == 200
             idle_at = loop.time()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
         if how == "fault on an idle connection":
-            await engine.set_fault("idle-close", seconds=0.4)
+            await engine.set_fault("idle-close", seconds=1.2)
         assert await connection.closed() == "closed"
-        assert loop.time() - idle_at >= 0.38
+        assert loop.time() - idle_at >= 1.18
         await connection.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from narwhal.sim import faults
 from narwhal.sim.testing import sim_process
 from narwhal.sim.text import expected_text
+from tests.ports import free_ports
 from tests.sim.legs import COMPLETIONS, LONG, decode, prefill, prompt
 from tests.sim.raw import Answer, ask, refused
 
@@ -152,11 +153,7 @@ async def test_engines_of_one_process_die_alone() -> None:
 
 
 async def test_a_fleet_file_gives_every_engine_its_address_and_model(tmp_path: Path) -> None:
-    free = []
-    for _ in range(2):
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            free.append(sock.getsockname()[1])
+    free = free_ports(2)
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(
         f"""

@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -22,6 +20,8 @@ import aiohttp
 import grpc
 
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc
+from tests.ports import free_ports
+from tests.signals import send
 
 WAIT_S = 90.0  # shared machines stop a process for tens of seconds now and then
 MODEL = "sim-model"
@@ -43,19 +43,6 @@ async def until(condition: Callable[[], Any], what: str | Callable[[], str], wit
     except TimeoutError:
         words = what if isinstance(what, str) else what()
         raise AssertionError(f"not within {within_s:g} s: {words} (last: {last!r})") from None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different, and none that the kernel gives to outgoing connections."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port = random.randrange(20_000, 32_000)
-            each = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                each.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
 
 
 @dataclass
@@ -82,8 +69,8 @@ class Program:
         return found
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        """Send it a signal. After SIGSTOP it has stopped."""
+        send(self.pid, number)
 
     async def ended(self, within_s: float = WAIT_S) -> int:
         """Its exit status."""
@@ -224,13 +211,16 @@ class Stage:
         )
 
     async def serve(self, *arguments: str) -> Program:
-        """narwhal-serve on free ports, ready."""
-        flags = [
-            flag for name in ("--http", "--admin", "--grpc", "--control-http") for flag in _unless(arguments, name)
-        ]
+        """narwhal-serve, ready, on ports of this run's own: its programs end, and come back there."""
+        names = [name for name in ("--http", "--admin", "--grpc", "--control-http") if name not in arguments]
+        flags = [word for name in names for word in (name, self.address())]
         program = await self.start("narwhal-serve", "--fleet", str(self.fleet_file), *flags, *arguments)
         await self.ready(program.at["admin"])
         return program
+
+    def address(self) -> str:
+        """One that nobody else takes, for a server that is away for a while and comes back there."""
+        return f"127.0.0.1:{free_ports(1)[0]}"
 
     async def get(self, address: str, path: str) -> tuple[int, str]:
         """(status, body) of a GET on a connection of its own."""
@@ -279,6 +269,14 @@ class Stage:
                 fleet_pb2.ListProxiesRequest(), timeout=30
             )
         return list(answer.proxies)
+
+    async def caught_up(self, control: str) -> None:
+        """Wait until every proxy works by all that control has decided so far: it tells of it before proxies know."""
+
+        async def look() -> bool:
+            return all(proxy.connected and proxy.lag == 0 for proxy in await self.proxies(control))
+
+        await until(look, "proxies have caught up")
 
     async def ledger(self, *names: str) -> dict[str, int]:
         """The KV ledgers' totals of these engines together."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.process.faults import engine_of, serving
-from tests.process.harness import Program, Stage, ctl, free_ports, until
+from tests.process.harness import Program, Stage, ctl, until
 from tests.process.test_drains import kill
 
 CONTRACT = {"image": "sha256:0f1e", "flags": {"block_size": 16}}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 
 from scripts.bench.users import End, Users
+from tests.metronome import Metronome
 from tests.process.faults import (
     INTERVAL_S,
     at,
@@ -50,20 +52,22 @@ async def test_case_C1_health_is_green_and_generation_never_answers(stage: Stage
     stage.write_fleet(**short(recovery={"stall_s": 0, "readmit_every": 60}))
     await stage.engines()
     serve = await stage.serve()
-    async with Users(addresses=[serve.at["http"]], patience_s=60).asking() as users:
-        await until(lambda: users.ends(since=0)[End.WHOLE] >= 16, "users are served")
-        await misbehave(stage, "d1", "core-stopped")
-        await ejected(serve, "d1")
-        before = len(await requests_of(stage, "d1", "decode"))
-        since = time.monotonic()
-        await until(lambda: users.ends(since=since)[End.WHOLE] >= 32, "users are served by the others")
-        assert len(await requests_of(stage, "d1", "decode")) == before
+    with Metronome() as metronome:
+        async with Users(addresses=[serve.at["http"]], patience_s=60).asking() as users:
+            await until(lambda: users.ends(since=0)[End.WHOLE] >= 16, "users are served")
+            await misbehave(stage, "d1", "core-stopped")
+            await ejected(serve, "d1")
+            before = len(await requests_of(stage, "d1", "decode"))
+            since = time.monotonic()
+            await until(lambda: users.ends(since=since)[End.WHOLE] >= 32, "users are served by the others")
+            assert len(await requests_of(stage, "d1", "decode")) == before
     # Streams that had begun when generation stopped fall silent; later ones never begin.
     late = [at(e) for e in serve.events("leg_failed") if e["outcome"] in ("first_token_timeout", "stream_silent")]
     (held,) = told(serve, "hold_placed", "d1")
     assert held["hold"] == "verification"
     # The third deadline is when the third leg had waited for so long; the log says when the proxy noticed.
-    assert -0.5 < at(held) - sorted(late)[2] < INTERVAL_S
+    stalls_s = metronome.total_s
+    assert -0.5 - stalls_s < at(held) - sorted(late)[2] < INTERVAL_S + stalls_s
     assert not told(serve, "engine_ejected", "d2")
     assert not told(serve, "engine_ejected", "p1")
     assert not [a for a in users.failed(since=since) if a.began_at >= since]
@@ -86,7 +90,8 @@ async def test_case_C3_slow_health_can_be_told_from_silence(stage: Stage) -> Non
         await until(slow, "two slow answers")
         lines = await explained(serve.at["grpc"], "d1")
         assert lines[0].startswith("engine d1 is eligible: serves decode")
-        assert any(line.startswith("health, newest first: GET /health answered 200 after 1") for line in lines)
+        (health,) = [line for line in lines if line.startswith("health, newest first: GET /health answered 200 after ")]
+        assert int(re.findall(r"after ([0-9]+) ms", health)[0]) >= 1500
         assert not told(serve, "engine_ejected")
 
         settings["engine"]["health_timeout_s"] = 0.5
@@ -111,9 +116,11 @@ async def test_case_C4_probes_that_freeze_after_a_token_end_and_do_not_pile_up(s
         await until(lambda: users.ends(since=0)[End.WHOLE] >= 8, "users are served")
         await misbehave(stage, "d1", "stall", after=1)
         await ejected(serve, "d1")
-    (probe,) = [e for e in told(serve, "probe_ended", "d1") if e["probe"] == "inference probe"]
-    assert probe["result"] == "fail"
-    assert "no answer within" in probe["event"]
+    # A machine that stood still may have had it probed before: such a probe passed.
+    *passed, failed = [e for e in told(serve, "probe_ended", "d1") if e["probe"] == "inference probe"]
+    assert {probe["result"] for probe in passed} <= {"pass"}
+    assert failed["result"] == "fail"
+    assert "no answer within" in failed["event"]
 
     passes = (await stage.status(serve.at["grpc"])).monitor.passes
     open_most = 0
@@ -170,7 +177,8 @@ async def test_case_C9_every_engine_dies_under_load_and_two_come_back(stage: Sta
         fleet.signal(signal.SIGKILL)
         for name in ("p1", "p2", "d1", "d2"):
             await ejected(serve, name)
-        refused = len(seen.statuses)
+        await stage.caught_up(serve.at["grpc"])
+        refused = len(seen.statuses) + 4  # those that were under way by then may have failed another way
         await until(lambda: len(seen.statuses) >= refused + 2_000, "requests are refused")
         assert set(seen.statuses[refused:]) == {503}
         answer, body, _ = await asked(serve.at["http"])
@@ -179,8 +187,9 @@ async def test_case_C9_every_engine_dies_under_load_and_two_come_back(stage: Sta
         await stage.engines("p1", "d1")
         back = time.monotonic()
         served = seen.served
-        await until(lambda: seen.served > served, "requests are served")
-        assert time.monotonic() - back < 5.0  # a round of R3, the gate, and what a busy machine adds
+        with Metronome() as metronome:
+            await until(lambda: seen.served > served, "requests are served")
+        assert time.monotonic() - back < 5.0 + metronome.total_s  # a round of R3, and the gate
         await until(lambda: seen.served >= served + 100, "load runs")
         grown = {pid: memory_kb(pid) - kb for pid, kb in before.items()}
     assert all(kb < 8_192 for kb in grown.values()), grown
@@ -199,6 +208,7 @@ async def test_case_D1_without_its_only_prefill_engine_a_pinned_fleet_refuses_at
     serve = await stage.serve()
     assert (await asked(serve.at["http"]))[0].status == 200
     p1.signal(signal.SIGKILL)
+    await p1.ended()
     while not told(serve, "engine_ejected", "p1"):
         assert (await asked(serve.at["http"]))[0].status in (502, 503)
     before = len(await requests_of(stage, "d1", "decode"))
@@ -209,9 +219,10 @@ async def test_case_D1_without_its_only_prefill_engine_a_pinned_fleet_refuses_at
     await until(refused, "nobody is left to prefill")
     spans = []
     for _ in range(20):
-        answer, body, took_s = await asked(serve.at["http"])
+        with Metronome() as metronome:
+            answer, body, took_s = await asked(serve.at["http"])
         assert (answer.status, json.loads(body)["error"]["code"]) == (503, "no eligible engines")
-        spans.append(took_s)
+        spans.append(took_s - metronome.total_s)
     assert sorted(spans)[10] < 0.050
     assert len(await requests_of(stage, "d1", "decode")) == before
 
@@ -264,9 +275,12 @@ async def test_case_D10_engines_flap_and_no_leg_is_lost_or_kept(stage: Stage) ->
             await serving(stage, serve.at["grpc"], name)
     await until(at_rest, "nothing is in flight")
     for name in fleet:
-        _, state = await stage.get(f"127.0.0.1:{stage.ports[name]}", "/sim/state")
-        running = json.loads(state)["in_flight"]
-        assert running == 0, f"{name} still runs {running} requests"
+
+        async def idle() -> bool:
+            _, state = await stage.get(f"127.0.0.1:{stage.ports[name]}", "/sim/state")  # noqa: B023 - awaited at once
+            return int(json.loads(state)["in_flight"]) == 0
+
+        await until(idle, f"{name} runs nothing any more")
     assert set(seen.statuses) <= {200, 502, 503}
     assert seen.served > 80
 

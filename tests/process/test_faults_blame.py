@@ -82,9 +82,12 @@ async def test_case_C13_control_that_reaches_no_engine_ejects_none(stage: Stage)
         await stage.ready(proxy.at["admin"])
         async with load(proxy.at["http"], clients=3) as seen:
             await until(lambda: seen.served >= 20, "load runs")
+            # A machine that stands still for longer than an engine may take looks the same, and is over by itself.
+            before = len(told(control, "control_cut_off"))
+            await until(lambda: len(told(control, "control_back")) == before, "control is in reach of all")
             for gate in gates.values():
                 gate.shut(control.pid)
-            (cut,) = await until(lambda: told(control, "control_cut_off"), "control finds out")
+            cut = (await until(lambda: told(control, "control_cut_off")[before:], "control finds out"))[0]
             assert cut["event"].startswith("control is cut off: 3 of 3 engines do not answer it")
             passes = (await stage.status(control.at["grpc"])).monitor.passes
 
@@ -96,12 +99,12 @@ async def test_case_C13_control_that_reaches_no_engine_ejects_none(stage: Stage)
             lines = await explained(control.at["grpc"], "d1")
             assert lines[0].startswith("engine d1 is eligible")
             assert "control is cut off from the engines: that this one does not answer it says nothing" in lines
+            assert len(told(control, "control_cut_off")) == before + 1
             for gate in gates.values():
                 gate.open()
-            await until(lambda: told(control, "control_back"), "control is back")
+            await until(lambda: len(told(control, "control_back")) > before, "control is back")
         assert set(seen.statuses) == {200}
         assert not told(control, "engine_ejected")
-        assert len(told(control, "control_cut_off")) == 1
     finally:
         for gate in gates.values():
             await gate.close()
@@ -128,6 +131,7 @@ async def test_case_C14_a_proxy_without_descriptors_is_the_fault_itself(stage: S
         (suspect,) = await until(lambda: told(control, "proxy_suspect"), "the proxy is shown as the fault")
         await served(users, 48)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        await served(users, 24)  # those that were refused on the way
         back = time.monotonic()
         await served(users, 48)
     assert suspect["proxy"] == "starved/0"
@@ -140,4 +144,4 @@ async def test_case_C14_a_proxy_without_descriptors_is_the_fault_itself(stage: S
     assert not told(control, "engine_ejected")
     # What it could not do for want of a descriptor was refused as its own saturation.
     assert {a.status for a in users.failed(since=0)} <= {429}
-    assert not users.failed(since=back + 2)
+    assert not users.failed(since=back)

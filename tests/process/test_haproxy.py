@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.process.harness import Load, Program, Stage, ctl, free_ports, load, until
+from tests.ports import free_ports
+from tests.process.harness import Load, Program, Stage, ctl, load, until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "haproxy.cfg"
 HAPROXY = "/usr/sbin/haproxy"
@@ -48,14 +49,14 @@ async def test_clients_and_operators_behind_haproxy_reach_whoever_is_ready(stage
     await stage.engines("p1", "d1")
     clients, operators, pages, *ports = (f"127.0.0.1:{port}" for port in free_ports(7))
     at = {"a": (ports[0], ports[1]), "b": (ports[2], ports[3])}
-    control = {
-        name: await stage.control("--grpc", grpc, "--http", http, "--id", name, "--resume")
-        for name, (grpc, http) in at.items()
-    }
+    control = {}
+    for name, (grpc, http) in at.items():
+        control[name] = await stage.control("--grpc", grpc, "--http", http, "--id", name, "--resume")
+        await stage.ready(at["a"][1])  # it leads before the other one asks for the lease
     everybody = ",".join(grpc for grpc, _ in at.values())
     blind, first, second = await asyncio.gather(
         stage.proxy("--control", "127.0.0.1:1"),  # without placement, for ever
-        *(stage.proxy("--control", everybody) for _ in range(2)),
+        *(stage.proxy("--control", everybody, "--http", stage.address()) for _ in range(2)),
     )
     for proxy in (first, second):
         await stage.ready(proxy.at["http"])

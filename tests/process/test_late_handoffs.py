@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -12,9 +13,14 @@ import pytest
 
 from narwhal.sim.text import expected_text
 from tests.process.harness import MODEL, Stage, until
+from tests.signals import send
 
 LEASE_S = 1.5
 PROMPT = "the same text whoever prefills " * 8
+
+
+async def is_more(count: Callable[[], Awaitable[int]], than: int) -> bool:
+    return await count() > than
 
 
 @pytest.mark.rule("V6", "V5")
@@ -34,28 +40,35 @@ async def test_case_A2_an_answer_that_lay_unread_for_longer_than_the_lease_is_no
     proxy = await stage.proxy("--control", control.at["grpc"])
     await stage.ready(proxy.at["admin"])
     (worker,) = [e["pid"] for e in proxy.events("worker started")]
-    before = (await stage.ledger("p1", "d1"))["expired"]
 
     async def prefill_runs() -> bool:
         _, body = await stage.get(f"127.0.0.1:{stage.ports['p1']}", "/sim/requests?phase=prefill")
         listed: list[dict[str, Any]] = json.loads(body)
         return any(r["ended_at"] is None for r in listed)
 
-    async def lease_is_over() -> bool:
-        return (await stage.ledger("p1", "d1"))["expired"] > before
+    async def expired() -> int:
+        return (await stage.ledger("p1", "d1"))["expired"]
 
     url = f"http://{proxy.at['http']}/v1/completions"
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 6}
     async with aiohttp.ClientSession() as session:
-        asking = asyncio.create_task(session.post(url, json=body))
-        await until(prefill_runs, "the prefill leg runs")
-        os.kill(worker, signal.SIGSTOP)
-        try:
-            await until(lease_is_over, "the producer's lease is over")
-        finally:
-            os.kill(worker, signal.SIGCONT)
-        async with await asking as answer:
-            answered = await answer.json()
+        for _ in range(20):
+            before = await expired()
+            asking = asyncio.create_task(session.post(url, json=body))
+            await until(lambda: asking.done() or prefill_runs(), "the prefill leg runs")  # noqa: B023 - awaited at once
+            send(worker, signal.SIGSTOP)
+            try:
+                # On a busy machine the prefill may have ended before the worker was stopped: then once more.
+                if caught := await prefill_runs():
+                    await until(lambda: is_more(expired, before), "the producer's lease is over")  # noqa: B023
+            finally:
+                os.kill(worker, signal.SIGCONT)
+            async with await asking as answer:
+                answered = await answer.json()
+            if caught:
+                break
+        else:
+            pytest.fail("never stopped while a prefill ran")
     totals = await stage.ledger("p1", "d1")
     assert totals["late_pulls"] == 0
     if attempts == 1:
@@ -95,7 +108,8 @@ async def test_engines_are_not_late_while_the_proxy_did_not_run(stage: Stage) ->
 
     async def decodes() -> bool:
         _, body = await stage.get(f"127.0.0.1:{stage.ports['d1']}", "/sim/requests?phase=decode")
-        return any(r["ended_at"] is None for r in json.loads(body))
+        # On a busy machine they may have ended before anybody looked.
+        return len(answers) == 4 or any(r["ended_at"] is None for r in json.loads(body))
 
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as clients:
         for number in range(4):
@@ -104,7 +118,7 @@ async def test_engines_are_not_late_while_the_proxy_did_not_run(stage: Stage) ->
         for number in range(4, 8):  # whose prefill runs
             clients.create_task(ask(session, number))
         await asyncio.sleep(0.1)
-        os.kill(worker, signal.SIGSTOP)
+        send(worker, signal.SIGSTOP)
         try:
             await asyncio.sleep(3)  # no outcome to wait for: what is tested is that time alone has no consequence
         finally:

@@ -9,6 +9,7 @@ import pytest
 
 from narwhal._pb import fleet_pb2
 from tests.process.harness import MODEL, Load, Program, Stage, load, until
+from tests.signals import send
 
 
 async def totals_are(stage: Stage, control: str, seen: Load) -> fleet_pb2.RequestTotals:
@@ -125,7 +126,7 @@ async def test_a_stopped_worker_holds_up_no_connection_that_another_could_take(s
 
     await until(both, "both have a placement")
     stopped = worker_pids(proxy)["0"]
-    os.kill(stopped, signal.SIGSTOP)
+    send(stopped, signal.SIGSTOP)
     try:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4}
         for _ in range(3):  # waves of connections that are all new
@@ -223,7 +224,11 @@ async def test_a_second_sigterm_cuts_what_still_runs(stage: Stage) -> None:
     serve = await stage.serve()
     running = await streams(serve.at["http"], 5, 5000)
     serve.signal(signal.SIGTERM)
-    await until(lambda: stage.get(serve.at["admin"], "/ready"), "admin answers")
+
+    async def draining() -> bool:
+        return "draining" in (await stage.get(serve.at["admin"], "/ready"))[1]
+
+    await until(draining, "the first one is heeded: two that come at once are one")
     assert not any(task.done() for task in running)
     serve.signal(signal.SIGTERM)
     ended = await asyncio.gather(*running)
@@ -269,6 +274,7 @@ async def test_a_reload_under_load_adds_and_removes_engines_without_a_client_err
             return await decode_engines() == {"d2", "d3"}
 
         await until(moved, "d3 serves and d1 is gone")
+        await stage.caught_up(serve.at["grpc"])
         await more(seen, 60, "requests go on")
         # A truncated file changes nothing and says so.
         stage.fleet_file.write_text(good[: len(good) // 2])

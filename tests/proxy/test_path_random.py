@@ -21,6 +21,7 @@ from narwhal.sim.options import EngineOptions
 from narwhal.sim.testing import SimEngine, sim_engines
 from narwhal.sim.text import expected_chat_text, expected_text
 from narwhal.vocabulary import RequestResult
+from tests.metronome import Metronome
 from tests.proxy.harness import MODEL, Path, data_path, placed, settings
 
 REQUESTS = int(os.environ.get("NARWHAL_RANDOM_REQUESTS", "250"))
@@ -86,6 +87,7 @@ class Run:
     path: Path
     engines: list[SimEngine]
     seed: int
+    metronome: Metronome
     draw: random.Random = field(init=False)
     ends: Counter[str] = field(default_factory=Counter)
     asked: int = 0
@@ -128,7 +130,7 @@ class Run:
         body |= {"messages": messages} if chat else {"prompt": prompt}
         text = expected_chat_text(messages, tokens) if chat else expected_text(prompt, tokens)
         patience_s = draw.uniform(0.0, 0.3) if draw.random() < 0.1 else 30.0
-        began = time.monotonic()
+        began, kept_s = time.monotonic(), self.metronome.total_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s) as patience:
                 got = await self.path.post(body, route="/v1/chat/completions" if chat else "/v1/completions")
@@ -136,7 +138,7 @@ class Run:
             assert patience_s < 1.0, f"seed {self.seed}: request {number} hangs"
             self.ends["client left"] += 1
             return
-        took_s = time.monotonic() - began
+        took_s = time.monotonic() - began - (self.metronome.total_s - kept_s)
         assert took_s < DEADLINE_S + LATE_S, f"seed {self.seed}: request {number} took {took_s:.2f} s"
         self.ends[self._judged(number, got, text, stream=stream)] += 1
 
@@ -174,16 +176,17 @@ async def _run(seed: int) -> None:
         url = {engine.id: engine.url for engine in engines}
         prefill, decode = ({n: u for n, u in url.items() if n.startswith(side)} for side in "pd")
         async with data_path(placed(prefill, decode), SETTINGS) as path:
-            run = Run(path, engines, seed)
-            trouble = asyncio.create_task(run.trouble())
-            try:
-                async with asyncio.TaskGroup() as clients:
-                    for _ in range(CLIENTS):
-                        clients.create_task(run.client())
-            finally:
-                trouble.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await trouble
+            with Metronome() as metronome:
+                run = Run(path, engines, seed, metronome)
+                trouble = asyncio.create_task(run.trouble())
+                try:
+                    async with asyncio.TaskGroup() as clients:
+                        for _ in range(CLIENTS):
+                            clients.create_task(run.client())
+                finally:
+                    trouble.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await trouble
             await path.at_rest()
             results = Counter(path.reporter.results)
             retries = sum(n for _, n in path.reporter.requests)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.process.ha.ensemble import NAMES, Ensemble, ensemble
+from tests.process.ha.ensemble import Ensemble, ensemble
 
 
 @pytest.fixture(scope="package")
@@ -19,9 +19,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 @pytest_asyncio.fixture
 async def fleet(running: Ensemble) -> AsyncIterator[Ensemble]:
     """Everybody in place before the test; after it, the proof that at no instant two processes acted."""
-    for name in NAMES:
-        if running.control[name].process.poll() is not None:
-            await running.begin(name)
+    await running.restore()
     await running.settled()
     yield running
     await asyncio.to_thread(running.one_ruler)

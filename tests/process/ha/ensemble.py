@@ -25,9 +25,10 @@ from openai import AsyncOpenAI, OpenAIError
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc
 from narwhal.sim.text import expected_text
 from tests.etcd import Etcd
+from tests.ports import free_ports
 from tests.process.ha.door import Door
 from tests.process.ha.reigns import Journal, Proof, proof, written
-from tests.process.harness import MODEL, WAIT_S, Program, Stage, free_ports, until
+from tests.process.harness import MODEL, WAIT_S, Program, Stage, ctl, until
 
 ENGINES = ("p1", "p2", "p3", "d1", "d2", "d3")
 NAMES = ("a", "b")
@@ -75,6 +76,7 @@ class Ensemble:
         self.dead_at: dict[int, float] = {}  # boot time at which a process of this id was known to be dead
         self.proxies: list[Program] = []
         self.served = 0  # requests that clients were answered, ever
+        self._broken: set[int] = set()  # ids of processes whose stage `liveness` raises
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -111,9 +113,50 @@ class Ensemble:
         """A process gets this signal and is waited for. Its exit status."""
         program = self.control[name]
         program.signal(number)
+        at = boottime()  # after SIGKILL it does nothing any more, however late its end is noticed
         code = await program.ended()
-        self.dead_at[program.pid] = boottime()
+        self.dead_at[program.pid] = at if number is signal.SIGKILL else boottime()
         return code
+
+    def turn(self, name: str) -> None:
+        """The stage `liveness` of a process raises from now on, or does so no more."""
+        program = self.control[name]
+        self._broken ^= {program.pid}
+        program.signal(signal.SIGUSR2)
+
+    async def restore(self) -> None:
+        """Everybody runs and can be reached, and every engine serves, whatever a test that failed has left behind."""
+        for member in self.etcd.members:
+            if member.process is not None:
+                member.signal(signal.SIGCONT)
+        await asyncio.to_thread(self.etcd.start)
+        for name in NAMES:
+            self.open(name)
+            program = self.control[name]
+            if program.process.poll() is None:
+                program.signal(signal.SIGCONT)
+                if program.pid in self._broken:
+                    self.turn(name)
+            else:
+                self.dead_at.setdefault(program.pid, boottime())
+                await self.begin(name)
+        for proxy in self.proxies:
+            proxy.must_live()
+
+    async def healed(self) -> None:
+        """Every engine is sound and serves, whatever was done to it."""
+        for port in self.stage.ports.values():
+            await self.stage.delete(f"http://127.0.0.1:{port}/sim/fault")
+
+        async def serve() -> bool:
+            control = self.at[await self.active()]
+            engines = (await self.stage.status(control)).engines
+            for engine in engines:
+                if any(hold.kind == "drain" for hold in engine.holds):
+                    await ctl(control, "undrain", engine.id)
+            return all(engine.phases for engine in engines)
+
+        await until(serve, lambda: f"every engine serves\n{self.tails()}")
 
     def shut(self, name: str) -> None:
         """Etcd answers this process nothing any more."""
@@ -245,6 +288,25 @@ class Ensemble:
             stub = fleet_pb2_grpc.FleetServiceStub(channel)
             return list((await stub.GetHistory(fleet_pb2.GetHistoryRequest(), timeout=30)).epochs)
 
+    async def stored(self, name: str, after: float) -> None:
+        """Wait until this process has stored a state handoff that was written after this instant of wall time."""
+
+        async def look() -> bool:
+            status, body = await self.stage.get(self.control[name].at["http"], "/handoff")
+            return status == 200 and bool(json.loads(body)["written_at"] > after)
+
+        await until(look, lambda: f"{name} stores its handoff\n{self.tails()}")
+
+    async def copied(self, name: str, after: float) -> None:
+        """Wait until a standby has a copy of what this active wrote after this instant of wall time."""
+
+        async def look() -> bool:
+            asked = time.time()
+            status = await self.stage.status(self.at[name])
+            return any(asked - standby.copy_age_s > after for standby in status.standbys)
+
+        await until(look, lambda: f"a standby follows\n{self.tails()}")
+
     async def counted(self) -> None:
         """Wait until control counts as served what clients were ever served; fails when it counts more."""
 
@@ -330,25 +392,3 @@ def ensemble(directory: Path) -> Iterator[Ensemble]:
         finally:
             made.close()
             stage.close()
-
-
-class Metronome:
-    """How long the machine kept this process from running, at the most: a bound in real time can hold no better."""
-
-    def __init__(self) -> None:
-        self.worst_s = 0.0
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> "Metronome":
-        self._task = asyncio.create_task(self._tick())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            self.worst_s = max(self.worst_s, time.monotonic() - before - 0.01)

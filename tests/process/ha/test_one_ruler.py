@@ -176,15 +176,17 @@ async def test_at_no_instant_do_two_control_processes_act(fleet: Ensemble) -> No
     before = await asyncio.to_thread(fleet.one_ruler)
     seen = Counter[str]()
     asking = asyncio.create_task(restless(fleet))
-    async with fleet.load() as load:
-        for seed in range(SEED, SEED + ROUNDS):
-            told = await a_round(fleet, seed)
-            name, epoch = await fleet.settled()
-            seen.update(words.partition(" ")[0] for words in told)
-            print(f"round {seed}: {', '.join(told)}; {name} leads epoch {epoch}")
-            await load.more(6)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    try:
+        async with fleet.load() as load:
+            for seed in range(SEED, SEED + ROUNDS):
+                told = await a_round(fleet, seed)
+                name, epoch = await fleet.settled()
+                seen.update(words.partition(" ")[0] for words in told)
+                print(f"round {seed}: {', '.join(told)}; {name} leads epoch {epoch}")
+                await load.more(6)
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
     found = await asyncio.to_thread(fleet.one_ruler)
     assert load.errors == []
     await fleet.counted()

@@ -9,8 +9,9 @@ import time
 import pytest
 from openai import AsyncOpenAI, OpenAIError
 
+from tests.metronome import Metronome
 from tests.process.faults import told
-from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, Metronome, boottime, passed, state
+from tests.process.ha.ensemble import NAMES, TTL_S, Ensemble, boottime, passed, state
 from tests.process.ha.reigns import written
 from tests.process.harness import MODEL, ctl, until
 
@@ -22,7 +23,10 @@ def _wounded(running: Ensemble) -> None:
 
 async def wound(fleet: Ensemble) -> None:
     """A fleet with something to remember: an engine that is ejected, one that is drained, a streak of one."""
-    stage, control = fleet.stage, fleet.at[await fleet.active()]
+    await fleet.restore()
+    name, _ = await fleet.settled()
+    stage, control = fleet.stage, fleet.at[name]
+    await fleet.healed()
     for engine, fault in (("d2", {"mode": "status", "status": 429, "count": 1}), ("d3", {"mode": "health-status"})):
         await stage.post(f"http://127.0.0.1:{stage.ports[engine]}/sim/fault", fault)
     for words in (("eject", "d3"), ("drain", "p3", "--wait", "--reason", "new driver")):
@@ -68,15 +72,16 @@ async def test_case_I16_the_active_is_killed_or_ended_and_no_client_notices(
     name, epoch = await fleet.settled()
     heir = fleet.other(name)
     before = state(await fleet.document(name))
-    async with fleet.load() as seen, Metronome() as metronome:
-        began = time.time()
-        code = await fleet.end(name, number)
-        times = await fleet.followed(epoch + 1)
+    async with fleet.load() as seen:
+        with Metronome() as metronome:
+            began = time.time()
+            code = await fleet.end(name, number)
+            times = await fleet.followed(epoch + 1)
         took_s = max(times) - began
         await seen.more(12)
     assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
-    print(f"{number.name}: every proxy follows the next epoch after {took_s:.2f} s, stalls {metronome.worst_s:.2f} s")
-    assert took_s < bound_s + metronome.worst_s
+    print(f"{number.name}: every proxy follows the next epoch after {took_s:.2f} s, stalls {metronome.total_s:.2f} s")
+    assert took_s < bound_s + metronome.total_s
     assert seen.errors == []
     assert await fleet.active() == heir
     await fleet.counted()
@@ -95,15 +100,16 @@ async def test_an_active_that_was_stopped_or_blocked_for_two_ttls_is_believed_by
     before = state(await fleet.document(name))
     fenced = len(told(program, "control_fenced"))
     async with fleet.load() as seen:
-        began = boottime()
-        program.signal(signal.SIGSTOP if how == "stopped" else signal.SIGUSR1)
-        await fleet.followed(epoch + 1)
-        took_s = boottime() - began
-        await passed(2 * TTL_S - took_s)
-        if how == "stopped":
-            program.signal(signal.SIGCONT)
-        back = boottime()
-        await until(lambda: len(told(program, "control_fenced")) > fenced, program.tail)
+        with Metronome() as metronome:
+            program.signal(signal.SIGSTOP if how == "stopped" else signal.SIGUSR1)
+            began = boottime()
+            await fleet.followed(epoch + 1)
+            took_s = boottime() - began
+            await passed(2 * TTL_S - took_s)
+            if how == "stopped":
+                program.signal(signal.SIGCONT)
+            back = boottime()
+            await until(lambda: len(told(program, "control_fenced")) > fenced, program.tail)
         again, newest = await fleet.settled()
         print(f"{how}: taken over after {took_s:.2f} s, in place again {boottime() - back:.2f} s after it went on")
         await seen.more(6)
@@ -111,8 +117,8 @@ async def test_an_active_that_was_stopped_or_blocked_for_two_ttls_is_believed_by
     assert program.process.poll() is None
     last = told(program, "control_fenced")[-1]
     # A loop without life is renewed for one TTL more; a process that is stopped renews nothing.
-    assert float(last["valid_until"]) < began + (TTL_S if how == "stopped" else 2 * TTL_S)
-    assert last["boottime"] - back < 1.0, "before it does anything"
+    assert float(last["valid_until"]) < began + (TTL_S if how == "stopped" else 2 * TTL_S + metronome.total_s)
+    assert last["boottime"] - back < 1.0 + metronome.total_s, "before it does anything"
     # Nothing of the old epoch was written once the new one was.
     epochs = [document for _, document, _ in await asyncio.to_thread(written, fleet.etcd)]
     assert epochs == sorted(epochs)
@@ -151,24 +157,25 @@ async def test_an_operator_switches_over_and_the_history_says_who_led(fleet: Ens
 async def test_a_degraded_active_yields_once_and_one_without_a_standby_recovers_by_itself(fleet: Ensemble) -> None:
     name, epoch = await fleet.settled()
     heir = fleet.other(name)
+    refused = len(told(fleet.control[heir], "yield_refused"))
     for each in NAMES:
-        fleet.control[each].signal(signal.SIGUSR2)  # both fail, for one cause
+        fleet.turn(each)  # both fail, for one cause
     await fleet.followed(epoch + 1)
     assert [(e.epoch, e.holder, e.ending) for e in await fleet.history(heir)][-2:] == [
         (epoch, name, "yielded"),
         (epoch + 1, heir, "lasts"),
     ]
-    await until(lambda: told(fleet.control[heir], "yield_refused"), fleet.tails)
-    words = told(fleet.control[heir], "yield_refused")[0]["event"]
+    news = await until(lambda: told(fleet.control[heir], "yield_refused")[refused:], fleet.tails)
+    words = news[0]["event"]
     assert words.startswith(f"does not yield to {name}: the lease was yielded ")
     await fleet.end(name, signal.SIGKILL)
     # Alone it stays, for longer than a standby would have waited, and says why it takes nothing on.
     await passed(1.5)
-    readiness = await fleet.readiness(heir)
+    readiness = await until(lambda: fleet.readiness(heir), "it answers")
     assert (readiness["reason"], readiness["epoch"]) == ("monitoring degraded: liveness RuntimeError", epoch + 1)
-    fleet.control[heir].signal(signal.SIGUSR2)
+    fleet.turn(heir)
     await fleet.stage.ready(fleet.control[heir].at["http"])
     async with fleet.load() as seen:
         await seen.more(6)
     assert seen.errors == []
-    assert (await fleet.readiness(heir))["epoch"] == epoch + 1
+    assert (await until(lambda: fleet.readiness(heir), "it answers"))["epoch"] == epoch + 1
