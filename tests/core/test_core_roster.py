@@ -105,7 +105,13 @@ def test_another_address_is_another_engine_under_the_same_id() -> None:
     record = made.engines["d"]
     asked = record.next_number()
     assert reload(made, P, replace(D, url="http://elsewhere")) == [
-        Change(kind=KIND.ENGINE_CHANGED, engine="d", words="its address changed from http://d", anew=True)
+        Change(
+            kind=KIND.ENGINE_CHANGED,
+            engine="d",
+            words="its address changed from http://d",
+            anew=True,
+            url="http://elsewhere",
+        )
     ]
     moved = made.engines["d"]
     assert (moved.spec.url, moved.incarnation, set(moved.holds)) == ("http://elsewhere", 1, {Hold.JOINING})

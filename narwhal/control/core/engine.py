@@ -172,6 +172,11 @@ class Engine:
         """Whether a drain of it has settled."""
         return self.drain is not None and self.drain.settled
 
+    @property
+    def answerable(self) -> bool:
+        """Whether failures speak against it and are looked into: one that may be stopped is not asked anything more."""
+        return self.standing is Standing.IN_SERVICE and not self.ready_to_stop
+
     def gate_ended(self, verdict: Verdict, check: str) -> None:
         """A try of its gate is over, by the check that decided; empty when all passed."""
         self.gates[verdict, check] = self.gates.get((verdict, check), 0) + 1

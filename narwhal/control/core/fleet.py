@@ -292,8 +292,7 @@ class Fleet:
             elif change.anew:
                 decisions += self._drains.follow_suit(self._engines[change.engine], now=now)
                 self._readmission.join(self._engines[change.engine], now=now)
-            message = f"engine {change.engine}: {change.words}"
-            decisions.append(Record(kind=change.kind, message=message, engine=change.engine))
+            decisions.append(telling.reloaded(change))
         return decisions
 
     # --- what one machine decides, the others learn -------------------------------------------------------------------
@@ -311,6 +310,8 @@ class Fleet:
                     self._drift.forget(decision.engine)
                     effects.append(telling.role_moved(decision))
                 case Settled():
+                    self._liveness.forget(decision.engine)
+                    self._models.forget(decision.engine)
                     effects += self._suspicions.dismissed(self._engines[decision.engine], now=now)
                 case _:
                     effects.append(decision)

@@ -74,7 +74,7 @@ class Intake:
         decisions: list[Decision] = []
         if run.outcome is Outcome.LOCAL:
             decisions += self._witnesses.own_cause(proxy, now=now)
-        if run.incarnation != engine.incarnation or engine.standing is not Standing.IN_SERVICE:
+        if run.incarnation != engine.incarnation or not engine.answerable:
             return decisions
         if run.outcome in CLEARS:
             decisions += self._success(proxy, run, engine, now=now)

@@ -24,6 +24,7 @@ class Change:
     words: str
     anew: bool
     gone: Engine | None = None  # the record that is no longer kept
+    url: str = ""  # its new address, where that has changed
 
 
 class Roster:
@@ -89,7 +90,7 @@ class Roster:
                 self._retire(engine)
             self._keep(other)
             words = f"its address changed from {before.url}"
-            return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True)
+            return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True, url=spec.url)
         engine.spec = spec
         if spec.role is not before.role or spec.pinned:
             engine.role = spec.role
