@@ -220,14 +220,19 @@ class Engine:
         self.decide()
 
     def rejoin(self, spec: EngineSpec, reason: str, *, now: float) -> None:
-        """It is another engine under an old id: its address changed (spec R8). Incarnations go on rising."""
+        """It is another engine under an old id: its address changed (spec R8). It answers for nothing that the one
+        before it did; incarnations go on rising, and so do totals."""
         self._require(Move.REJOIN)
         held = Held(kind=Hold.JOINING, reason=reason, since=now)
         self.holds = {k: h for k, h in self.holds.items() if k in HARD_HOLDS - STANDING_HOLDS}
         self.holds[Hold.JOINING] = held
         self.spec, self.role, self.identity = spec, spec.role, None
+        self.admitted_at = self.role_since = None
         self.ramp, self.settled_weight = (), 1.0
+        self.relapses, self.backoff_s = Relapses(), 0.0
         self.checks.clear()
+        self.evidence.last.clear()
+        self.health = ()
         self._forget()
         self.decide()
 

@@ -285,6 +285,9 @@ class Fleet:
                 self._drift.forget(change.engine)
                 self._suspicions.removed(change.engine, now=now)
                 decisions += self._readmission.removed(change.engine)
+            if change.role:
+                # What was normal for it was so under other work.
+                self._drift.forget(change.engine)
             if change.gone is not None:
                 # Nothing of it remains but its share of the totals.
                 self._tallies.count_gone(change.gone.outcomes)
