@@ -12,7 +12,7 @@ from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.records import EventKind, Record
 from narwhal.vocabulary import Hold, Outcome, Phase, Verdict
 from tests.core.drain_rig import FLEET, Ops
-from tests.core.rig import EDGE, Rig, decode, of, prefill
+from tests.core.rig import EDGE, OTHER, Rig, decode, of, prefill
 
 ELSEWHERE = "http://elsewhere"
 
@@ -160,3 +160,21 @@ def test_the_model_of_one_that_is_ready_to_stop_is_not_checked_any_more() -> Non
     for _ in range(30):
         assert of(rig.run_pass(), RunCheck) == []
     assert rig.holds("d") == {Hold.DRAIN}
+
+
+# --- of which fleet a proxy is the fault ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("F12", "R4")
+def test_a_proxy_that_fails_on_all_that_serve_is_the_fault_though_as_many_engines_are_drained() -> None:
+    """Those get no legs, so no proxy can fail on them: counted among all, they had both others ejected by its word."""
+    rig = Ops(prefill("p"), decode("d"), decode("x"), decode("y"), liveness_every=0)
+    rig.settle("x", "y")
+    rig.report("p", Outcome.HANDOFF, proxy=OTHER)
+    rig.report("d", Outcome.STREAM_COMPLETE, proxy=OTHER)
+    for _ in range(3):
+        rig.report("p", Outcome.REFUSED)
+        rig.report("d", Outcome.REFUSED)
+    assert rig.records(EventKind.ENGINE_EJECTED) == []
+    (told,) = rig.records(EventKind.PROXY_SUSPECT)
+    assert told.message == "proxy edge/0 is suspect itself: its legs fail on 2 of 2 engines that serve other proxies"
