@@ -10,7 +10,7 @@ from narwhal.cli import outcomes
 from narwhal.cli.client import Control, Drain, drained
 from narwhal.cli.complete import engine_names
 from narwhal.cli.failures import Lost, NotActive, Refused, Unreachable
-from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_settings
+from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, Where, pass_settings
 from narwhal.cli.reach import connect
 from narwhal.cli.render import Printer, done, notice
 
@@ -68,12 +68,12 @@ def drain(  # noqa: PLR0917 - click passes them by name
         raise AnswerIsNo(f"not ready to stop within {deadline:g} s: {late}")
 
 
-async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
+async def _drain(where: Where, request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
     """Drains, and waits when asked to, over restarts and takeovers of control."""
     told: list[str] = []
     while True:
         try:
-            async with connect(addresses) as control:
+            async with connect(where) as control:
                 return await control.drain(request, told=told, progress=progress)
         except NotActive:
             await asyncio.sleep(LOOK_S)  # nothing was done; whoever leads by then is asked
@@ -81,17 +81,15 @@ async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[s
             if not (request.wait and told):
                 raise
             progress(str(error))
-            return await _wait(addresses, request, told, progress)
+            return await _wait(where, request, told, progress)
 
 
-async def _wait(
-    addresses: Sequence[str], request: Drain, told: Sequence[str], progress: Callable[[str], None]
-) -> outcomes.Drained:
+async def _wait(where: Where, request: Drain, told: Sequence[str], progress: Callable[[str], None]) -> outcomes.Drained:
     """The drain has been stored: whoever leads goes on with it."""
     said = ""
     while True:
         try:
-            async with connect(addresses) as control:
+            async with connect(where) as control:
                 progress(f"following {control.address}")
                 return await _look(control, request, told)
         except (Unreachable, Refused) as error:
