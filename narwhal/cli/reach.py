@@ -37,12 +37,22 @@ def ask(where: Where, question: Callable[[Control], Awaitable[T]]) -> T:
 
 
 async def switchover(where: Where, standby: str, *, dry_run: bool) -> outcomes.Switched:
-    """Has the active process yield, and waits until another leads. Raises `Lost` when nobody does in time."""
+    """Has the active process yield, and waits until another leads; does nothing where `standby` leads already. Raises
+    `Lost` when nobody does in time."""
     clock = asyncio.get_running_loop()
     began = clock.time()
     while True:
         try:
             async with connect(where) as control:
+                if standby and (now := (await control.status(proxies=False)).control).holder == standby:
+                    return outcomes.Switched(
+                        dry_run=dry_run,
+                        before=now.epoch,
+                        epoch=now.epoch,
+                        holder=standby,
+                        address=control.address,
+                        took_s=0.0,
+                    )
                 begun = await control.switch(standby, dry_run=dry_run)
             break
         except NotActive:
