@@ -17,6 +17,7 @@ from tests.process.harness import MODEL, WAIT_S, Stage, until
 
 SILENT_S = 1.5
 OLD_S, LEASE_S = 4.0, 8.0  # a handoff that is older is not sent on; or is gone
+BUSY_S = 2.0  # what a busy machine adds
 TOKENS = 6
 
 
@@ -80,6 +81,7 @@ async def test_a_core_that_goes_on_after_the_lease_answers_nobody(stage: Stage, 
     async with reading(serve.at["http"]) as seen:
         await until(lambda: len(seen.took_s) >= 20, "clients are served")
         unread = (await stage.ledger())["expired"]
+        stopped_at = time.time()
         await misbehave(stage, "d1", "core-stopped")
         known = await asked()
 
@@ -107,5 +109,5 @@ async def test_a_core_that_goes_on_after_the_lease_answers_nobody(stage: Stage, 
     assert stalled
     assert late
     bound_s = max(SILENT_S + INTERVAL_S + TOKEN_S, OLD_S if probe_s > LEASE_S else 0.0)
-    assert max(late) - min(stalled) < bound_s - SILENT_S + 2 * INTERVAL_S
-    assert SILENT_S < max(seen.took_s) < bound_s + 2 * INTERVAL_S + 1.0
+    assert max(late) - stopped_at < LEASE_S
+    assert SILENT_S < max(seen.took_s) < bound_s + 2 * INTERVAL_S + BUSY_S
