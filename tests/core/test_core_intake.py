@@ -111,8 +111,8 @@ def test_whose_handoff_is_remembered(run: Run, remembered: dict[str, int]) -> No
         ({}, D, None, True),
         ({}, D, 1.0, False),  # another proxy had something of it
         ({}, D, 3.0, True),
-        ({}, P, 25.0, False),
-        ({}, P, 30.0, True),
+        ({}, P, 15.0, False),
+        ({}, P, 20.0, True),
         ({"stall_s": 0.0}, D, None, False),
         ({"stall_s": 0.0}, P, None, True),
         ({"silent_leg_s": 0.0}, P, None, False),
