@@ -364,7 +364,7 @@ def test_one_that_is_ejected_while_an_operator_has_it_tried_is_due_an_interval_l
     rig = drained("d1", restart=False)
     rig.now += 1000.0
     rig.send(UndrainCommand(engines=("d1",)))
-    rig.report("d1", Outcome.REFUSED, count=3)
+    rig.send(EjectCommand(engine="d1", reason="x"))
     assert gate_line(rig, "d1") == "its gate is being tried: check health under way"
     assert rig.saved().engines["d1"].gate_in_s == 10.0
 

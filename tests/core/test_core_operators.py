@@ -203,6 +203,8 @@ def test_who_asks_is_told_of_a_failure_that_is_no_news() -> None:
         (EventKind.PROBE_STARTED, {"probe": "inference probe"}, None),
         (EventKind.HOLD_PLACED, {"hold": "verification"}, None),
         (EventKind.ENGINE_CHANGED, {}, None),
+        (EventKind.ENGINE_CHANGED, {"url": "http://elsewhere"}, Verdict.INCONCLUSIVE),
+        (EventKind.DRAIN_BEGUN, {}, Verdict.INCONCLUSIVE),
     ],
 )
 def test_what_ends_a_probe(kind: EventKind, fields: Mapping[str, str], verdict: Verdict | None) -> None:

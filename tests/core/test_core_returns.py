@@ -129,9 +129,12 @@ def test_a_drained_engine_that_is_ejected_while_it_is_tried_comes_back_when_it_p
 @pytest.mark.rule("R5", "F3")
 def test_a_drained_engine_that_is_suspected_while_it_is_tried_returns_without_the_suspicion() -> None:
     rig = Ops(*FLEET, liveness_every=0)
-    rig.settle("d", restart=False)
+    rig.hello(EDGE)
+    rig.drain("d", restart=False)
+    rig.out()
+    rig.ack(d=3)
     effects = rig.send(UndrainCommand(engines=("d",)))
-    asked = of(rig.report("d", Outcome.STREAM_CUT, count=3), ProbeInference)  # a proxy that was cut off tells it now
+    asked = of(rig.report("d", Outcome.STREAM_CUT, count=3), ProbeInference)
     assert rig.holds("d") == {Hold.DRAIN, Hold.VERIFICATION}
     rig.pass_gate(effects)
     assert rig.holds("d") == set()

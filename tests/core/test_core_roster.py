@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from narwhal.control.core.effects import ProbeHealth
 from narwhal.control.core.engine import Engine
-from narwhal.control.core.events import Reloaded
+from narwhal.control.core.events import Reloaded, RoleCommand
 from narwhal.control.core.records import EventKind
 from narwhal.control.core.roster import Change, Roster
-from narwhal.control.core.settings import CoreSettings, EngineSpec
-from narwhal.vocabulary import Hold, Phase
-from tests.core.rig import Rig, decode, prefill
+from narwhal.control.core.settings import CoreSettings, DriftSettings, EngineSpec
+from narwhal.vocabulary import Hold, Outcome, Phase
+from tests.core.rig import PROCESS, Rig, decode, of, prefill
 
 P, D, E = prefill("p"), decode("d"), decode("e")
 KIND = EventKind
@@ -105,7 +106,13 @@ def test_another_address_is_another_engine_under_the_same_id() -> None:
     record = made.engines["d"]
     asked = record.next_number()
     assert reload(made, P, replace(D, url="http://elsewhere")) == [
-        Change(kind=KIND.ENGINE_CHANGED, engine="d", words="its address changed from http://d", anew=True)
+        Change(
+            kind=KIND.ENGINE_CHANGED,
+            engine="d",
+            words="its address changed from http://d",
+            anew=True,
+            url="http://elsewhere",
+        )
     ]
     moved = made.engines["d"]
     assert (moved.spec.url, moved.incarnation, set(moved.holds)) == ("http://elsewhere", 1, {Hold.JOINING})
@@ -133,22 +140,26 @@ def test_one_that_moves_while_it_joins_is_a_new_record_with_the_old_numbers() ->
 
 @pytest.mark.rule("S2")
 @pytest.mark.parametrize(
-    ("entry", "role"),
+    ("entry", "role", "told"),
     [
-        (replace(D, max_inflight=7), Phase.PREFILL),  # the role that it was given stays
-        (replace(D, pinned=True), Phase.DECODE),
-        (replace(D, role=Phase.PREFILL), Phase.PREFILL),
+        (replace(D, max_inflight=7), Phase.PREFILL, ""),  # the role that it was given stays
+        (replace(D, pinned=True), Phase.DECODE, ", its role is decode now"),
+        (replace(D, role=Phase.PREFILL), Phase.PREFILL, ""),  # it was given that role already
     ],
 )
-def test_other_properties_are_taken_over_and_what_is_known_of_it_stays(entry: EngineSpec, role: Phase) -> None:
+def test_other_properties_are_taken_over_and_what_is_known_of_it_stays(
+    entry: EngineSpec, role: Phase, told: str
+) -> None:
     made = roster(P, D)
     record = made.engines["d"]
     record.assume(Phase.PREFILL, now=11.0)
     record.place(Hold.DRIFT, "slow", now=12.0)
     before = made.changes.decided
+    words = f"its entry in the fleet file changed{told}"
     assert reload(made, P, entry) == [
-        Change(kind=KIND.ENGINE_CHANGED, engine="d", words="its entry in the fleet file changed", anew=False)
+        Change(kind=KIND.ENGINE_CHANGED, engine="d", words=words, anew=False, role=bool(told))
     ]
+    assert record.role_since == (20.0 if told else 11.0)
     assert made.engines["d"] is record
     assert (record.spec, record.role, set(record.holds), record.incarnation) == (entry, role, {Hold.DRIFT}, 1)
     assert made.changes.decided > before + 1  # of the record and of the fleet: stored at once
@@ -170,3 +181,40 @@ def test_what_a_reload_did_is_told_of_each_engine() -> None:
         (KIND.ENGINE_CHANGED, "p", "engine p: its address changed from http://p"),
         (KIND.ENGINE_CHANGED, "d", "engine d: its entry in the fleet file changed"),
     ]
+
+
+@pytest.mark.rule("R8")
+def test_another_engine_under_an_old_id_answers_for_nothing_of_the_one_before() -> None:
+    """Not for its relapses, nor for its comings and goings; nor is what was seen of it shown as seen of this one."""
+    rig = Rig(P, D, E, liveness_every=1)
+    for probe in of(rig.run_pass(), ProbeHealth):
+        rig.answer_health(probe, Outcome.HTTP_5XX if probe.engine == "d" else None, status=503, identity=PROCESS)
+    rig.send(RoleCommand(engine="d", role=Phase.PREFILL))
+    rig.report("d", Outcome.REFUSED, count=3)
+    elsewhere = replace(D, url="http://elsewhere")
+    rig.send(Reloaded(settings=rig.with_settings(engines=(P, elsewhere, E), liveness_every=0)))
+    view = rig.engine("d")
+    assert (view.role, view.role_age_s, view.health, view.evidence) == (Phase.DECODE, None, (), ())
+    rig.let_in()
+    assert rig.holds("d") == set()
+    rig.report("d", Outcome.REFUSED, count=3)  # soon after the other engine's: no relapse, and no longer interval
+    assert rig.records(KIND.RELAPSED) == []
+    assert rig.engine("d").gate_in_s == 10.0
+    assert rig.engine("d").outcomes[Outcome.REFUSED] == 6  # totals stay exact
+
+
+@pytest.mark.rule("C1", "C2", "H5", "S2")
+def test_a_role_that_the_file_has_changed_is_told_and_kept_for_as_long_as_one_that_was_given() -> None:
+    rig = Rig(P, D, E, liveness_every=0, drift=DriftSettings(window_s=1.0))
+    for _ in range(6):
+        for engine in ("d", "e"):
+            rig.measure(engine, step=0.02)
+        rig.run_pass()
+    assert rig.engine("d").drift is not None
+    rig.now += 1000.0
+    rig.send(Reloaded(settings=rig.with_settings(engines=(P, replace(D, role=Phase.PREFILL), E))))
+    (told,) = rig.records(KIND.ENGINE_CHANGED)
+    assert told.message == "engine d: its entry in the fleet file changed, its role is prefill now"
+    view = rig.engine("d")
+    assert (view.role, view.role_age_s, view.stays) == (Phase.PREFILL, 0.0, "moved lately, stays for 30 s")
+    assert view.drift is None  # what was normal for it was so under other work

@@ -342,7 +342,7 @@ def test_a_takeover_goes_on_where_it_was_at_the_next_pass() -> None:
     scene.report("e", Outcome.READ_TIMEOUT, count=3)
     after = Rig(*FOUR, saved=scene.saved(), liveness_every=0)
     assert after.engine("d").suspicion == "inference probe again in 0.0 s"
-    assert after.engine("e").suspicion == "health probe again in 0.0 s: taken over"
+    assert after.engine("e").suspicion == "health probe again in 0.0 s: 3 timeout failures in a row"
     after.now += 1.0
     asked = after.tick(Stage.HEALTH)
     assert story(asked)[:4] == [
@@ -353,7 +353,7 @@ def test_a_takeover_goes_on_where_it_was_at_the_next_pass() -> None:
     ]
     after.answer_health(only(asked, ProbeHealth), Outcome.REFUSED, detail="connection refused")
     (told,) = after.records(EventKind.ENGINE_EJECTED)
-    assert told.message == "engine e ejected (health probe): taken over, then connection refused"
+    assert told.message == "engine e ejected (health probe): 3 timeout failures in a row, then connection refused"
     ended = [r.fields for r in after.records(EventKind.PROBE_ENDED)]
     assert ended == [{"probe": "health probe", "result": Verdict.FAIL}]
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from narwhal.control.core.effects import Effect, ProbeHealth
-from narwhal.control.core.events import HealthAnswered, InferenceAnswered, LegSeen, ProcessIdentity, Reloaded
+from narwhal.control.core.events import (
+    EjectCommand,
+    HealthAnswered,
+    InferenceAnswered,
+    LegSeen,
+    ProcessIdentity,
+    Reloaded,
+)
 from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.liveness import own_silence
 from narwhal.control.core.records import EventKind, Record
@@ -297,3 +304,40 @@ def test_an_answer_other_than_200_is_evidence_as_the_sweep_saw_it() -> None:
     (known,) = rig.engine("d").evidence
     assert known.last is not None
     assert (known.last.phase, known.last.status, known.last.proxy) == (None, 503, "")
+
+
+@pytest.mark.rule("L4")
+@pytest.mark.parametrize("end", ["turned off", "nobody left"])
+def test_a_control_whose_sweeps_end_does_not_believe_for_good_that_it_is_cut_off(end: str) -> None:
+    """Silence to its probes would be its own cause until somebody is swept again, and explanations would say so."""
+    rig = fleet(placement_max_age_s=0.0)
+    for _ in range(2):
+        rig.report("d", Outcome.STREAM_COMPLETE)
+        answer(rig, sweep(rig), *ALL)
+    assert EventKind.CONTROL_BACK not in rig.kinds()
+    if end == "turned off":
+        rig.send(Reloaded(settings=rig.with_settings(liveness_every=0)))
+        rig.now += 1.0
+        rig.tick(Stage.LIVENESS)
+    else:
+        for engine in ALL:
+            if Hold.EJECTED not in rig.holds(engine):
+                rig.send(EjectCommand(engine=engine, reason="x"))
+        rig.now += 10.0
+        assert of(rig.tick(Stage.LIVENESS), ProbeHealth) == []
+    assert rig.kinds().count(EventKind.CONTROL_BACK) == 1
+    assert not any("cut off" in line for line in rig.fleet.explain("d", now=rig.now).lines[:3])
+
+
+@pytest.mark.rule("L4", "S2")
+def test_a_sweep_that_is_open_when_sweeps_are_turned_off_still_tells_whether_control_is_cut_off() -> None:
+    rig = fleet()
+    for engine in ALL:
+        rig.report(engine, Outcome.STREAM_COMPLETE)
+    answer(rig, sweep(rig), *ALL)
+    probes = sweep(rig)
+    rig.send(Reloaded(settings=rig.with_settings(liveness_every=0)))
+    rig.now += 1.0
+    assert told(rig.tick(Stage.LIVENESS), EventKind.CONTROL_BACK) == []
+    (over,) = told(answer(rig, probes), EventKind.CONTROL_BACK)
+    assert over == ("", "control is no longer cut off from the engines")

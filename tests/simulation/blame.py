@@ -100,6 +100,11 @@ class Recount:
         view = self.term.fleet.view(now=self.term.control.now())
         return any(p.key == proxy and p.suspect for p in view.proxies)
 
+    def _ready_to_stop(self) -> set[str]:
+        """Engines that may be stopped at any moment: what a proxy tells of them late says nothing (spec R4)."""
+        view = self.term.fleet.view(now=self.term.control.now())
+        return {e.id for e in view.engines if e.drain is not None and e.drain.settled}
+
     def handled(self, event: Input) -> None:
         """The core has heard of it: what it must have done by now."""
         if isinstance(event, (HealthAnswered, InferenceAnswered)):
@@ -113,8 +118,10 @@ class Recount:
         incarnations, limit = self.term.fleet.incarnations(), self.term.control.plan.core.eject_after
         failures = [run for run in event.batch.runs if run.outcome in FAILS]
         doubted = self._doubted or (bool(failures) and self._suspect(event.batch.proxy))
+        told = self._ready_to_stop() if failures else set()
+        failures = [run for run in failures if run.engine not in told]
         for run in event.batch.runs:
-            if run.incarnation != incarnations[run.engine]:
+            if run.incarnation != incarnations[run.engine] or run.engine in told:
                 continue
             if run.outcome in CLEARS:
                 self.success_at[run.engine] = self.term.control.world.now

@@ -30,7 +30,8 @@ from narwhal.control.core.suspicion import Suspicions
 from narwhal.vocabulary import Verdict
 
 # What ends a probe that an operator asked for, and its verdict; None: the event itself names it. An engine that other
-# evidence takes out meanwhile has failed, and one that has left the fleet can say nothing more.
+# evidence takes out meanwhile has failed. One that is being drained is not looked into any more, and one that has left
+# the fleet, or has another address, can say nothing more.
 _ENDS: Mapping[EventKind, Verdict | None] = {
     EventKind.PROBE_ENDED: None,
     EventKind.ENGINE_CHECK_FAILED: None,
@@ -38,6 +39,8 @@ _ENDS: Mapping[EventKind, Verdict | None] = {
     EventKind.ENGINE_READMITTED: Verdict.PASS,
     EventKind.ENGINE_EJECTED: Verdict.FAIL,
     EventKind.ENGINE_REMOVED: Verdict.INCONCLUSIVE,
+    EventKind.ENGINE_CHANGED: Verdict.INCONCLUSIVE,
+    EventKind.DRAIN_BEGUN: Verdict.INCONCLUSIVE,
 }
 
 
@@ -45,6 +48,8 @@ def probed(record: Record) -> Verdict | None:
     """The verdict of the probe that `ProbeCommand` began, if this event about its engine is the end of it."""
     if record.kind is EventKind.PROBE_ENDED and record.fields["probe"] != Action.INFERENCE_PROBE:
         return None  # another question about the engine
+    if record.kind is EventKind.ENGINE_CHANGED and "url" not in record.fields:
+        return None  # it is the same engine
     verdict = _ENDS.get(record.kind)
     return Verdict(record.fields["result"]) if record.kind in _ENDS and verdict is None else verdict
 
@@ -116,7 +121,7 @@ class Commands:
         engines = [self._engine(name) for name in command.engines]
         decisions = self._drains.begin(command, now=now)
         for engine in engines:
-            self._readmission.cancel(engine.id)
+            decisions += self._readmission.drained(engine.id)
         return decisions
 
     def _undrain(self, command: UndrainCommand, *, now: float) -> list[Decision]:

@@ -172,6 +172,11 @@ class Engine:
         """Whether a drain of it has settled."""
         return self.drain is not None and self.drain.settled
 
+    @property
+    def answerable(self) -> bool:
+        """Whether failures speak against it and are looked into: one that may be stopped is not asked anything more."""
+        return self.standing is Standing.IN_SERVICE and not self.ready_to_stop
+
     def gate_ended(self, verdict: Verdict, check: str) -> None:
         """A try of its gate is over, by the check that decided; empty when all passed."""
         self.gates[verdict, check] = self.gates.get((verdict, check), 0) + 1
@@ -215,14 +220,19 @@ class Engine:
         self.decide()
 
     def rejoin(self, spec: EngineSpec, reason: str, *, now: float) -> None:
-        """It is another engine under an old id: its address changed (spec R8). Incarnations go on rising."""
+        """It is another engine under an old id: its address changed (spec R8). It answers for nothing that the one
+        before it did; incarnations go on rising, and so do totals."""
         self._require(Move.REJOIN)
         held = Held(kind=Hold.JOINING, reason=reason, since=now)
         self.holds = {k: h for k, h in self.holds.items() if k in HARD_HOLDS - STANDING_HOLDS}
         self.holds[Hold.JOINING] = held
         self.spec, self.role, self.identity = spec, spec.role, None
+        self.admitted_at = self.role_since = None
         self.ramp, self.settled_weight = (), 1.0
+        self.relapses, self.backoff_s = Relapses(), 0.0
         self.checks.clear()
+        self.evidence.last.clear()
+        self.health = ()
         self._forget()
         self.decide()
 

@@ -285,6 +285,9 @@ class Fleet:
                 self._drift.forget(change.engine)
                 self._suspicions.removed(change.engine, now=now)
                 decisions += self._readmission.removed(change.engine)
+            if change.role:
+                # What was normal for it was so under other work.
+                self._drift.forget(change.engine)
             if change.gone is not None:
                 # Nothing of it remains but its share of the totals.
                 self._tallies.count_gone(change.gone.outcomes)
@@ -292,8 +295,7 @@ class Fleet:
             elif change.anew:
                 decisions += self._drains.follow_suit(self._engines[change.engine], now=now)
                 self._readmission.join(self._engines[change.engine], now=now)
-            message = f"engine {change.engine}: {change.words}"
-            decisions.append(Record(kind=change.kind, message=message, engine=change.engine))
+            decisions.append(telling.reloaded(change))
         return decisions
 
     # --- what one machine decides, the others learn -------------------------------------------------------------------
@@ -311,6 +313,8 @@ class Fleet:
                     self._drift.forget(decision.engine)
                     effects.append(telling.role_moved(decision))
                 case Settled():
+                    self._liveness.forget(decision.engine)
+                    self._models.forget(decision.engine)
                     effects += self._suspicions.dismissed(self._engines[decision.engine], now=now)
                 case _:
                     effects.append(decision)

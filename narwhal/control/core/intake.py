@@ -74,7 +74,7 @@ class Intake:
         decisions: list[Decision] = []
         if run.outcome is Outcome.LOCAL:
             decisions += self._witnesses.own_cause(proxy, now=now)
-        if run.incarnation != engine.incarnation or engine.standing is not Standing.IN_SERVICE:
+        if run.incarnation != engine.incarnation or not engine.answerable:
             return decisions
         if run.outcome is Outcome.WRONG_IDENTITY:
             decisions += self._models.doubted(engine, now=now)
@@ -94,7 +94,9 @@ class Intake:
         if run.outcome is Outcome.STALLED and self._contradicted(proxy, run, now=now):
             return decisions
         if failure in AT_FAULT or run.outcome in OWN_CREDENTIAL:
-            in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE]
+            # Nobody has legs on those that are drained: counted too, a proxy could fail on all others and not be the
+            # fault.
+            in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.shut]
             at_fault, told = self._witnesses.at_fault(proxy, engine.id, in_service=in_service, now=now)
             decisions += told
             if at_fault:

@@ -76,14 +76,19 @@ class Liveness:
         decisions: list[Decision] = []
         if self._sweep is not None and (not self._sweep.waiting or now >= self._sweep.answer_due):
             decisions += self._end(self._sweep)
+        if self.cut_off and self._sweep is None and not (self._settings.liveness_every and self._asked()):
+            decisions += self._back("control does not know any more whether it is cut off: no sweep asks any engine")
         if self._sweep is None and self._settings.liveness_every and now >= self._due:
             decisions += self._begin(now=now)
         return decisions
 
+    def _asked(self) -> list[Engine]:
+        """Whom a sweep asks. One that is ready to stop may well be stopped: that is no news, and no failure."""
+        return [e for e in self._engines.values() if e.answerable]
+
     def _begin(self, *, now: float) -> list[Decision]:
         self._due = now + self._period_s
-        # One that is ready to stop may well be stopped: that is no news, and no failure.
-        engines = [e for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.ready_to_stop]
+        engines = self._asked()
         if not engines:
             return []
         turn = self._turn % len(engines)
@@ -160,11 +165,14 @@ class Liveness:
             message = f"control is cut off: {silent} of {asked} engines do not answer it, and proxies have successes "
             message += f"from {len(excused)} of these; the sweep says nothing about them"
             return [Record(kind=EventKind.CONTROL_CUT_OFF, message=message)]
-        if before and not self.cut_off:
-            # What was asked in the dark may be answered in the light.
-            self._dark = {engine.id: engine.numbers for engine in self._engines.values()}
-            return [Record(kind=EventKind.CONTROL_BACK, message="control is no longer cut off from the engines")]
-        return []
+        return self._back("control is no longer cut off from the engines") if before and not self.cut_off else []
+
+    def _back(self, message: str) -> list[Decision]:
+        """From now on silence speaks against engines again, but for what was asked in the dark and may be answered in
+        the light."""
+        self.cut_off = False
+        self._dark = {engine.id: engine.numbers for engine in self._engines.values()}
+        return [Record(kind=EventKind.CONTROL_BACK, message=message)]
 
     def believed(self, event: HealthAnswered | InferenceAnswered) -> HealthAnswered | InferenceAnswered:
         """A probe's answer; without its silence when control was cut off at any time since it was asked for."""

@@ -79,6 +79,9 @@ class Proxies:
         before = self._slots.get(slot)
         if before is not None and before.key.boot > event.proxy.boot:
             message = f"proxy {event.proxy} connected from a process older than the one known, and does not count"
+            if not before.connected:
+                message += "; if it is the newer one, the clock there went back: it counts after "
+                message += f"`narwhalctl proxies forget {event.proxy.id}/{event.proxy.slot}`"
             return [Record(kind=EventKind.PROXY_RETIRED, message=message, proxy=str(event.proxy))], event.proxy
         records = []
         retired = before.key if before is not None and before.key != event.proxy else None

@@ -147,8 +147,19 @@ class Readmission:
             decisions += self._open(engine, gate, now=now)
         return decisions + self._advance(now=now)
 
+    def drained(self, engine: str) -> list[Decision]:
+        """The engine is being drained: the open try is given up (spec R4), and with it an operator's earlier wish to
+        have the engine back. Else its gate would be tried on in spite of the drain."""
+        gate = self.gates.get(engine)
+        if gate is None or gate.back is None:
+            self.cancel(engine)
+            return []
+        check = GATE[min(gate.at or 0, len(GATE) - 1)][0]
+        given_up = CheckResult(verdict=Verdict.INCONCLUSIVE, detail="given up, as it is drained again")
+        return self._not_back(gate.back, engine, check, given_up)
+
     def cancel(self, engine: str) -> None:
-        """Give up the open try, if there is one: the engine is being drained (spec R4)."""
+        """Give up the open try, if there is one."""
         gate = self.gates.get(engine)
         if gate is not None:
             gate.at, gate.answer_due = None, None
@@ -387,7 +398,10 @@ class Readmission:
         if back is None:
             return []
         gone = CheckResult(verdict=Verdict.INCONCLUSIVE, detail="it is not the engine that was to come back any more")
-        return self._not_back(back, engine, Check.HEALTH, gone) if back.whole else []
+        decisions = self._not_back(back, engine, Check.HEALTH, gone)
+        if engine in self._engines:  # at another address; of one that has left the fleet that is told
+            decisions.append(telling.undrain_failed(engine, engine, Check.HEALTH, gone))
+        return decisions
 
 
 def _admission(engine: str, gate: Gate) -> Admission:

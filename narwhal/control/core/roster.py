@@ -24,6 +24,8 @@ class Change:
     words: str
     anew: bool
     gone: Engine | None = None  # the record that is no longer kept
+    url: str = ""  # its new address, where that has changed
+    role: bool = False  # whether it has another role now
 
 
 class Roster:
@@ -89,13 +91,15 @@ class Roster:
                 self._retire(engine)
             self._keep(other)
             words = f"its address changed from {before.url}"
-            return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True)
+            return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=True, url=spec.url)
         engine.spec = spec
-        if spec.role is not before.role or spec.pinned:
-            engine.role = spec.role
+        words, role = "its entry in the fleet file changed", engine.role
+        if (spec.role is not before.role or spec.pinned) and spec.role is not role:
+            engine.role, engine.role_since = spec.role, now
+            words += f", its role is {spec.role} now"
         engine.decide()
-        words = "its entry in the fleet file changed"
-        return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=False)
+        moved_role = engine.role is not role
+        return Change(kind=EventKind.ENGINE_CHANGED, engine=spec.id, words=words, anew=False, role=moved_role)
 
     def _retire(self, engine: Engine) -> None:
         self._numbers = max(self._numbers, engine.numbers)

@@ -60,7 +60,7 @@ class Suspicions:
     def _reconsider(self, engine: Engine, *, now: float) -> list[Decision]:
         """Do what the classes at the threshold ask for, unless it is being done."""
         asked = self._thresholds.asked(engine)
-        if not asked or engine.standing is not Standing.IN_SERVICE:
+        if not asked or not engine.answerable:
             return []
         action = next(a for a in URGENCY if a in asked.values())
         classes = [c for c, a in asked.items() if a is action]
@@ -107,7 +107,7 @@ class Suspicions:
         end (spec P3): so one is enough for an inference probe. The hold comes when a step of it has had no answer for a
         monitor interval, or with the threshold.
         """
-        if engine.standing is not Standing.IN_SERVICE or self._asked(engine):
+        if not engine.answerable or self._asked(engine):
             return []
         streak = {FailureClass.STREAM: engine.evidence.streaks[FailureClass.STREAM]}
         reason = telling.streak_words(streak, seen)
@@ -124,7 +124,7 @@ class Suspicions:
     def blame(self, producer: str, incarnation: int, reason: str, *, now: float) -> list[Decision]:
         """A producer whose handoff a working engine could not read: hold, evidence, a probe of its own (spec F7)."""
         engine = self._engines.get(producer)
-        if engine is None or engine.incarnation != incarnation or engine.standing is not Standing.IN_SERVICE:
+        if engine is None or engine.incarnation != incarnation or not engine.answerable:
             return []
         suspicion = self.known.get(producer)
         if suspicion is not None and (suspicion.held or suspicion.open):
@@ -316,7 +316,7 @@ class Suspicions:
             other = self._engines.get(producer)
             if other is None or other.incarnation != incarnation or producer in self.known:
                 continue
-            if other.standing is Standing.IN_SERVICE:
+            if other.answerable:
                 suspicion.checking = producer
                 step = Step(producer=producer, consumer=engine.id)
                 return [self._inquiry.ask(engine, suspicion, step, now=now)]
@@ -403,6 +403,8 @@ class Suspicions:
 
     def restore(self, engine: Engine, *, now: float) -> None:
         """An engine in service of a saved handoff: go on where it was, at the next pass."""
+        if not engine.answerable:
+            return
         held = engine.holds.get(Hold.VERIFICATION)
         asked = self._thresholds.of(engine)
         silent = engine.evidence.stalls > 0
@@ -411,7 +413,8 @@ class Suspicions:
         elif silent:
             action, reason = Action.INFERENCE_PROBE, telling.in_a_row({FailureClass.STREAM: engine.evidence.stalls})
         elif Action.HEALTH_PROBE in asked.values():
-            action, reason = Action.HEALTH_PROBE, "taken over"
+            streaks = {c: engine.evidence.streaks[c] for c, action in asked.items() if action is Action.HEALTH_PROBE}
+            action, reason = Action.HEALTH_PROBE, telling.in_a_row(streaks)
         else:
             return
         self.known[engine.id] = Suspicion(

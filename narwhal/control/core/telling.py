@@ -11,6 +11,7 @@ from narwhal.control.core.events import CheckResult
 from narwhal.control.core.evidence import Seen
 from narwhal.control.core.process import process_words
 from narwhal.control.core.records import EventKind, Record
+from narwhal.control.core.roster import Change
 from narwhal.vocabulary import Check, FailureClass, Hold, Outcome, Phase, RiskKind, Verdict
 
 # Outcomes that are an HTTP status, which people know by its number.
@@ -151,6 +152,13 @@ def undrain_begun(engine: str) -> Record:
     """An operator wants an engine back."""
     message = f"engine {engine} is to return: its gate is tried"
     return Record(kind=EventKind.UNDRAIN_BEGUN, message=message, engine=engine)
+
+
+def reloaded(change: Change) -> Record:
+    """What a reload of the fleet file did to an engine."""
+    fields = {"url": change.url} if change.url else {}
+    message = f"engine {change.engine}: {change.words}"
+    return Record(kind=change.kind, message=message, engine=change.engine, fields=fields)
 
 
 def undrain_failed(engine: str, failed: str, check: Check, result: CheckResult) -> Record:
