@@ -23,6 +23,7 @@ from narwhal.daemon import Address, StartError, bound, give_up, joined, listen
 from narwhal.logs import LogFormat, setup_logging
 from narwhal.proxy.pace import RETRY_CAP_S, backoff_s
 
+REFUSED = 2  # the exit status of a daemon that cannot start as it is told to, and says why; of nothing else
 LOOK_EVERY_S = 0.05
 LOOK_S = 2.0  # for one answer of a child that has just been started
 # Beyond the grace of running requests: for the last reports and goodbyes, which have bounds of their own.
@@ -70,8 +71,10 @@ class Child:
     process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Start it, and again whenever it dies. Raises StartError when it ends before it was ever up."""
+        """Start it, and again whenever it dies. Raises StartError when it ends before it was ever up, or refuses to
+        start: by then it may have answered /health, as control does before it has read the state handoff."""
         failures = 0
+        began_once = False
         try:
             while not self.stopping.is_set():
                 began = self.clock.monotonic()
@@ -79,10 +82,11 @@ class Child:
                 if self.stopping.is_set():
                     return
                 how = f"status {status}" if status >= 0 else f"signal {-status}"
-                if not self.up.is_set():
+                if not self.up.is_set() or (status == REFUSED and not began_once):
                     # A daemon that gives up says why itself.
-                    told = status in (1, 2)
+                    told = status in (1, REFUSED)
                     raise StartError("" if told else f"{self.program} did not start: {how}", status if told else 1)
+                began_once = True
                 log.error("died and is started again", program=self.program, reason=how)
                 failures = 0 if self.clock.monotonic() - began > RETRY_CAP_S else failures + 1
                 with contextlib.suppress(TimeoutError):

@@ -175,6 +175,8 @@ def _given(value: Any, info: ValidationInfo) -> Any:
 T = TypeVar("T")
 Maybe = Annotated[T | None, BeforeValidator(_given)]
 Positive = Annotated[float, Field(gt=0, le=LONGEST_S)]
+# Between two times of what is done for ever: more often it is a busy loop, and finds nothing new.
+Interval = Annotated[float, Field(ge=0.05, le=LONGEST_S)]
 Duration = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]

@@ -3,9 +3,9 @@
 `docs/configuration.md` and `narwhalctl config schema` are made from these descriptions. Times are seconds.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from narwhal.config.fields import (
     Amount,
@@ -15,6 +15,7 @@ from narwhal.config.fields import (
     Duration,
     Endpoint,
     HeaderSecret,
+    Interval,
     Maybe,
     Name,
     Natural,
@@ -23,6 +24,7 @@ from narwhal.config.fields import (
     Secret,
     Section,
     Text,
+    refuse,
 )
 from narwhal.vocabulary import Phase
 
@@ -122,7 +124,7 @@ class JournalConfig(Section):
 class LeaseConfig(Section):
     """The one lease that makes a control process the active one."""
 
-    ttl_s: Positive = Field(
+    ttl_s: Interval = Field(
         default=3.0,
         description="Time to live, seconds (whole ones on etcd); renewed every third of it.",
     )
@@ -135,7 +137,7 @@ class LeaseConfig(Section):
 class StandbyConfig(Section):
     """When a standby replaces the active."""
 
-    probe_interval_s: Positive = Field(
+    probe_interval_s: Interval = Field(
         default=0.25,
         description="Time between two readiness probes of the active, seconds.",
     )
@@ -181,7 +183,7 @@ class ThresholdsConfig(Section):
 class ControllerConfig(Section):
     """The monitor and role control."""
 
-    monitor_interval_s: Positive = Field(
+    monitor_interval_s: Interval = Field(
         default=1.0,
         description="Time between the starts of two monitor passes, seconds.",
     )
@@ -340,7 +342,7 @@ class EngineSettings(Section):
 class HealthConfig(Section):
     """Performance drift: an engine's decode latency against its own healthy baseline."""
 
-    window_s: Positive = Field(
+    window_s: Interval = Field(
         default=30.0,
         description="Length of a measuring window, seconds.",
     )
@@ -441,10 +443,15 @@ class TlsConfig(Section):
     )
 
 
+def _not_yet(_: str) -> str:
+    raise refuse("this release does not check tokens; leave it out")
+
+
 class AuthConfig(Section):
     """Who may call the gRPC services."""
 
-    tokens_file: Maybe[Text] = Field(
+    tokens_file: Maybe[Annotated[Text, AfterValidator(_not_yet)]] = Field(
         default=None,
-        description="File with the bearer tokens and their roles `proxy`, `operator` and `observer`.",
+        description="Kept for bearer tokens with roles. This release does not check any, and refuses a file that names "
+        "one: until then `tls` decides who may call.",
     )

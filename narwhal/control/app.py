@@ -17,6 +17,7 @@ import uvloop
 
 from narwhal.clock import Clock, RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
+from narwhal.config.reload import CONTROL_FIXED, CONTROL_REFUSED, refuse_reload, restart_words
 from narwhal.control.candidate import ResumeRefusedError
 from narwhal.control.core.records import EventKind, Record
 from narwhal.control.endpoints import control_http
@@ -39,9 +40,6 @@ from narwhal.control.writer import NotLeading
 from narwhal.control.yielding import Yielding
 from narwhal.daemon import Address, StartError, give_up
 from narwhal.logs import LogFormat, setup_logging
-
-# Sections of the fleet file that are read at the start only.
-_FIXED = ("store", "lease", "journal", "tls", "auth")
 
 log = structlog.get_logger()
 
@@ -95,15 +93,13 @@ class Control:
 
     def __init__(self, options: Options, config: FleetConfig) -> None:
         self._options = options
-        self._config = config
+        self._config = config  # as it was at the start
         self._observer = Observer(RealClock())
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT. Raises StartError."""
-        if self._config.auth.tokens_file is not None:
-            raise StartError("auth.tokens_file: this release does not check tokens; leave it out", 2)
         servers = Servers()
         servers.bind_grpc(self._options.grpc, credentials(self._config.tls))
         store = await open_store(self._config, self._observer)
@@ -199,20 +195,15 @@ class Control:
         async with self._reloading:
             try:
                 config = await asyncio.to_thread(load_fleet, self._options.fleet, os.environ)
-                if config.name != self._config.name:
-                    raise FleetFileError([f"name: cannot change from {self._config.name} while the process runs"])
+                refuse_reload(self._config, config, CONTROL_REFUSED)
                 new = make_plan(config)
             except FleetFileError as error:
                 words = f"the fleet file is not applied: {'; '.join(error.problems)}"
                 self._observer.record(Record(kind=EventKind.RELOAD_REFUSED, message=words))
                 return
-            fixed = [name for name in _FIXED if getattr(config, name) != getattr(self._config, name)]
-            self._config = config
             with contextlib.suppress(NotLeading):  # the next term begins with it
                 await leader.reload(new)
-            words = "the fleet file was read again"
-            if fixed:
-                words += f"; what changed in {', '.join(fixed)} needs a restart"
+            words = f"the fleet file was read again{restart_words(self._config, config, CONTROL_FIXED)}"
             self._observer.record(Record(kind=EventKind.RELOADED, message=words))
 
 

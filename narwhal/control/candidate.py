@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import orjson
 
 from narwhal.clock import Clock
-from narwhal.control.core.handoff import Handoff, Resume
+from narwhal.control.core.handoff import Handoff, Resume, drains
 from narwhal.control.core.history import History, HistoryError, from_document
 from narwhal.control.core.records import EventKind, Record
 from narwhal.control.plan import Plan
@@ -25,6 +25,14 @@ GIVE_WAY_S = 5.0
 # When the store was away for everybody, whoever led before has so long to lead again: it needs no takeover then.
 RETURN_S = 2.0
 _SLOW_S = 1.0  # a store that took so long to answer was away
+
+
+def forgotten(handoff: Handoff | None) -> str:
+    """What a start that does not apply a saved handoff says of drains (spec S2). `handoff`: None when unreadable."""
+    if handoff is None:
+        return "; it cannot be read: drains that it may have are forgotten"
+    drained = drains(handoff.state)
+    return f"; drains forgotten: {', '.join(drained)}" if drained else ""
 
 
 class ResumeRefusedError(Exception):
@@ -226,6 +234,7 @@ class Candidate:
         words = f"{judged.problem}; starting fresh"
         if not self._resume:
             words = "started without --resume beside a saved handoff, which is not applied"
+            words += forgotten(handoff)
         return start(None, told(EventKind.HANDOFF_NOT_RESUMED, f"{words}; it is kept as {kept}"))
 
     async def _stand_by(self) -> None:

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from narwhal.clock import RealClock
 from narwhal.config import FleetConfig, FleetFileError, load_fleet
+from narwhal.config.reload import PROXY_FIXED, PROXY_REFUSED, refuse_reload, restart_words
 from narwhal.daemon import Address, Addresses, Listening, StartError, bound, give_up, joined, listen, unlisten
 from narwhal.logs import LogFormat, setup_logging
 from narwhal.proxy.admin import admin_http
@@ -101,14 +102,12 @@ class Proxy:
             return
         try:
             config = load_fleet(self._options.fleet, os.environ)
-            if config.name != self._config.name:
-                raise FleetFileError([f"name: cannot change from {self._config.name} while the process runs"])
+            refuse_reload(self._config, config, PROXY_REFUSED)
         except FleetFileError as error:
             log.error("the fleet file is not applied", reason="; ".join(error.problems))
             return
-        self._config = config
         supervisor.reload(config.proxy_settings().to_json().decode())
-        log.info("the fleet file was read again")
+        log.info(f"the fleet file was read again{restart_words(self._config, config, PROXY_FIXED)}")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

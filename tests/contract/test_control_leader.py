@@ -121,16 +121,17 @@ async def test_resume_refuses_a_handoff_that_was_cut_short_wherever(served: Engi
         assert medium.document == document[:length]
 
 
+def drained(document: dict[str, Any]) -> None:
+    hold = {"kind": "drain", "reason": "maintenance", "age_s": 1.0, "remaining_s": None}
+    document["engines"]["d0"]["holds"].append(hold)
+    document["engines"]["d0"]["drain"] = {
+        "reason": "maintenance", "url": "http://d0", "age_s": 1.0, "remaining_s": 9.0, "wall": 5.0, "restart": True,
+        "whole": False, "captured": False, "identity": None, "settled": False, "overdue": False,
+    }  # fmt: skip
+
+
 @pytest.mark.rule("S2")
 async def test_another_set_of_engines_starts_fresh_says_so_and_keeps_the_old_document(served: Engines) -> None:
-    def drained(document: dict[str, Any]) -> None:
-        hold = {"kind": "drain", "reason": "maintenance", "age_s": 1.0, "remaining_s": None}
-        document["engines"]["d0"]["holds"].append(hold)
-        document["engines"]["d0"]["drain"] = {
-            "reason": "maintenance", "age_s": 1.0, "remaining_s": 9.0, "wall": 5.0, "restart": True, "whole": False,
-            "captured": False, "identity": None, "settled": False, "overdue": False,
-        }  # fmt: skip
-
     document = changed(await saved_document(served), drained)
     medium = Medium(document=document)
     plan = plan_of(served, {"p0": Phase.PREFILL, "d1": Phase.DECODE})
@@ -159,6 +160,26 @@ async def test_starting_without_resume_beside_a_handoff_says_so(served: Engines)
         loop = process.leader.loop
         assert loop is not None
         assert loop.view().totals.served == 0
+        assert "drains" not in words
+
+
+@pytest.mark.rule("S2")
+@pytest.mark.parametrize(
+    ("readable", "says"),
+    [
+        (True, "; drains forgotten: d0; it is kept"),
+        (False, "; it cannot be read: drains that it may have are forgotten"),
+    ],
+)
+async def test_starting_without_resume_names_the_drains_that_are_forgotten(
+    served: Engines, readable: bool, says: str
+) -> None:
+    document = changed(await saved_document(served), drained)
+    async with control(served, medium=Medium(document=document if readable else b"{")) as process:
+        await until(lambda: process.serving() == {"p0", "d0"})
+        (words,) = messages(process, "handoff_not_resumed")
+        assert words.startswith("started without --resume beside a saved handoff, which is not applied; ")
+        assert says in words
 
 
 @pytest.mark.rule("S2")

@@ -54,6 +54,20 @@ class Process:
                 assert self.process.returncode is None, f"ended without {what}: {self.noise}"
                 await self.news.wait()
 
+    async def times(self, kind: str, count: int) -> list[dict[str, Any]]:
+        """The log lines of a kind, once there are so many."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                self.news.clear()
+                if len(found := self.seen(kind)) >= count:
+                    return found
+                assert self.process.returncode is None, f"ended without {kind}: {self.noise}"
+                await self.news.wait()
+
+    def seen(self, kind: str) -> list[dict[str, Any]]:
+        """The log lines of a kind, so far."""
+        return [line for line in self.lines if line.get("kind") == kind]
+
     async def ended(self) -> int:
         """Its exit status."""
         return await asyncio.wait_for(self.process.wait(), BOUND_S)
@@ -191,6 +205,9 @@ async def test_a_refused_resume_is_one_line_and_status_2_and_the_file_stays(flee
         assert document.read_text() == text
 
 
+TOKENS = "auth.tokens_file: this release does not check tokens; leave it out"
+
+
 def reload(control: Process, fleet: Path, text: str) -> None:
     """Another fleet file, and the signal to read it."""
     fleet.write_text(text)
@@ -210,7 +227,7 @@ async def test_a_reload_applies_what_is_valid_and_says_what_is_not(
         assert (await control.get("/ready"))[0] == 200
         reload(control, fleet, fleet_text(tmp_path, sims, extra="lease: {ttl_s: 7}\n"))
         words = (await control.told("reloaded"))["event"]
-        assert words == "the fleet file was read again; what changed in lease needs a restart"
+        assert words == "the fleet file was read again; what differs in lease from the start needs a restart"
         await control.told("engine d1 joined")
         reload(control, fleet, fleet_text(tmp_path, [sims[0], sims[2]]))
         assert (await control.told("engine_removed"))["engine"] == "d0"
@@ -222,9 +239,56 @@ async def test_a_reload_applies_what_is_valid_and_says_what_is_not(
         assert await control.ended() == 0
 
 
+@pytest.mark.rule("S2")
+@pytest.mark.case("K2")
+async def test_what_a_reload_cannot_change_is_said_every_time_it_differs_from_what_runs(
+    fleet: Path, tmp_path: Path, sims: list[SimEngine]
+) -> None:
+    fixed = "; what differs in lease from the start needs a restart"
+    async with started(fleet) as control:
+        await control.shows("/ready", b'"status":"ready"')
+        for count, (extra, says) in enumerate(
+            [("lease: {ttl_s: 7}\n", fixed), ("lease: {ttl_s: 7}\n", fixed), ("", "")], start=1
+        ):
+            reload(control, fleet, fleet_text(tmp_path, sims[:2], extra=extra))
+            told = await control.times("reloaded", count)
+            assert told[-1]["event"] == f"the fleet file was read again{says}"
+        control.process.terminate()
+        assert await control.ended() == 0
+
+
+@pytest.mark.rule("S2", "R9")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            ("model: sim-model", "model: other"),
+            'model: cannot change from "sim-model" to "other" while the process runs',
+        ),
+        (("name: fleet", "name: other"), 'name: cannot change from "fleet" to "other" while the process runs'),
+        (("name: fleet", "name: fleet\nauth: {tokens_file: t}"), TOKENS),
+    ],
+)
+async def test_a_reload_that_cannot_be_is_refused_whole_and_the_fleet_serves_on(
+    fleet: Path, tmp_path: Path, sims: list[SimEngine], change: tuple[str, str], words: str
+) -> None:
+    async with started(fleet) as control:
+        await control.shows("/ready", b'"status":"ready"')
+        text = fleet_text(tmp_path, sims, extra="lease: {ttl_s: 7}\n")
+        reload(control, fleet, text.replace(*change))
+        refused = (await control.told("reload_refused"))["event"]
+        assert refused.startswith(f"the fleet file is not applied: {words}")
+        assert (await control.get("/ready"))[0] == 200
+        reload(control, fleet, text)
+        await control.told("engine d1 joined")
+        control.process.terminate()
+        assert await control.ended() == 0
+        assert not control.seen("engine_ejected")
+
+
 async def test_what_this_release_cannot_do_is_refused_at_the_start(tmp_path: Path, sims: list[SimEngine]) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(fleet_text(tmp_path, sims[:2], extra="auth: {tokens_file: tokens.yaml}\n"))
     async with started(path) as control:
         assert await control.ended() == 2
-        assert control.noise == ["narwhal-control: auth.tokens_file: this release does not check tokens; leave it out"]
+        assert control.noise == [f"{path}: {TOKENS}"]

@@ -107,6 +107,7 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("auth.tokens_file", None),
 ]
 # Required, or without a stated default; and the one limit that the table leaves open: what clients may take.
+SOON = "must be at least 0.05, got"
 BEYOND_THE_TABLE = {"name", "model", "engines", "store.prefix", "serving.client_timeout_s"}
 
 
@@ -180,6 +181,12 @@ def test_the_control_pool_is_derived_unless_given(engines: int, given: int, appl
     ("line", "problem"),
     [
         ("recovery: {eject_after: 0}", "recovery.eject_after: must be at least 1, got 0"),
+        # More often than that is a busy loop.
+        ("controller: {monitor_interval_s: 0.000001}", f"controller.monitor_interval_s: {SOON} 1e-06"),
+        ("standby: {probe_interval_s: 0.049}", f"standby.probe_interval_s: {SOON} 0.049"),
+        ("lease: {ttl_s: 0.01, safety_margin_s: 0.001}", f"lease.ttl_s: {SOON} 0.01"),
+        ("recovery: {health: {window_s: 0.0}}", f"recovery.health.window_s: {SOON} 0"),
+        ("auth: {tokens_file: t}", "auth.tokens_file: this release does not check tokens; leave it out"),
         ("recovery: {eject_after: -1}", "recovery.eject_after: must be at least 1, got -1"),
         ("recovery: {eject_after: 1.0}", "recovery.eject_after: must be a whole number, got 1.0"),
         ("recovery: {eject_after: true}", "recovery.eject_after: must be a whole number, got true"),

@@ -71,6 +71,7 @@ def test_what_is_told_and_asked_of_one_drain() -> None:
     assert rig.fleet.revision > before
     assert drain_of(rig, "d") == DrainView(
         reason="disk",
+        url="http://d",
         age_s=4.0,
         remaining_s=86.0,
         restart=True,
@@ -370,7 +371,7 @@ def test_an_engine_that_is_added_to_a_fleet_in_maintenance_has_the_same_drain() 
     )
     others = rig.saved().engines["p"].drain
     assert others is not None
-    alike = replace(others, age_s=0.0, restart=False, identity=None, settled=False)
+    alike = replace(others, url="http://f", age_s=0.0, restart=False, identity=None, settled=False)
     assert rig.saved().engines["f"].drain == alike
     assert of(rig.publish(), CaptureIdentity) == []
     assert rig.settled("f")

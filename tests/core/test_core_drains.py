@@ -18,8 +18,8 @@ from narwhal.control.core.events import (
 )
 from narwhal.control.core.handoff import aged, from_document, to_document
 from narwhal.control.core.records import EventKind, Record
-from narwhal.vocabulary import Hold, Outcome, Stage
-from tests.core.drain_rig import FLEET, Ops, refusal
+from narwhal.vocabulary import Check, Hold, Outcome, Stage, Verdict
+from tests.core.drain_rig import FLEET, NEWER, Ops, refusal
 from tests.core.rig import EDGE, OTHER, PROCESS, decode, of, only, prefill
 
 # --- settling ---------------------------------------------------------------------------------------------------------
@@ -274,15 +274,90 @@ def test_a_takeover_knows_everything_of_a_drain(settled: bool) -> None:
 
 
 @pytest.mark.rule("R5", "S2")
-def test_a_reload_keeps_drains_and_another_address_is_another_process_by_itself() -> None:
+def test_a_reload_keeps_drains_also_of_an_engine_that_gets_another_address() -> None:
     rig = Ops(*FLEET, liveness_every=0)
     rig.settle("d", "e")
-    moved = (prefill("p"), replace(decode("d"), url="http://new"), decode("e"))
-    rig.send(Reloaded(settings=rig.with_settings(engines=moved)))
+    readdress(rig, "http://new")
     assert rig.holds("d") == {Hold.DRAIN, Hold.JOINING}
     assert rig.holds("e") == {Hold.DRAIN}
     assert of(rig.send(Woke()), RunCheck) == []
+    rig.undrain("d")  # what answers there is the process that was drained, by another name
+    assert rig.holds("d") == {Hold.DRAIN, Hold.JOINING}
+    words = "not restarted: version 0.32.0 started at 1700000000.250 answers, which was drained at http://d"
+    assert rig.check("d", Check.GENERATION) == (Verdict.FAIL, words)
+    rig.processes["d"] = OTHER_MACHINES  # that it has run for longer is no matter
     rig.undrain("d")
     assert rig.holds("d") == set()
     rig.undrain("e")
     assert rig.holds("e") == {Hold.DRAIN}
+
+
+def readdress(rig: Ops, url: str) -> None:
+    moved = (prefill("p"), replace(decode("d"), url=url), decode("e"))
+    rig.send(Reloaded(settings=rig.with_settings(engines=moved)))
+
+
+OTHER_MACHINES = replace(PROCESS, started_at=PROCESS.started_at - 3600.0)
+
+
+@pytest.mark.rule("R4", "R5")
+def test_another_address_and_back_leaves_the_process_that_was_drained_out_until_it_was_restarted() -> None:
+    rig = Ops(*FLEET, liveness_every=0)
+    rig.settle("d")
+    must = "it must be another process than that one at http://d"
+    readdress(rig, "http://new")
+    assert any(line.endswith(must) for line in rig.fleet.explain("d", now=rig.now).lines)
+    readdress(rig, "http://d")
+    assert any(line.endswith("it must have been restarted since") for line in rig.fleet.explain("d", now=rig.now).lines)
+    for process in (PROCESS, OTHER_MACHINES):
+        rig.processes["d"] = process
+        rig.undrain("d")
+        assert rig.holds("d") == {Hold.DRAIN, Hold.JOINING}
+        assert "a process newer than the drained one" in rig.check("d", Check.GENERATION)[1]
+    rig.processes["d"] = NEWER
+    rig.undrain("d")
+    assert rig.holds("d") == set()
+
+
+@pytest.mark.rule("R4")
+@pytest.mark.parametrize("whole", [False, True])
+def test_one_that_moves_before_it_was_asked_who_it_is_was_drained_as_a_process_that_is_not_known(whole: bool) -> None:
+    """Who answers at the other address is not the process that the operator took out."""
+    rig = Ops(*FLEET, liveness_every=0)
+    if whole:
+        rig.hello(EDGE)
+    rig.drain(*(("p", "d", "e") if whole else ("d",)))
+    asked = of(rig.publish(), CaptureIdentity)
+    readdress(rig, "http://new")
+    for capture in asked:
+        rig.answer_capture(capture)
+    assert rig.engine("d").drain is not None
+    rig.now += 1000.0  # past the deadline, at which maintenance takes out what runs
+    assert "d" not in {c.engine for c in of([*rig.run_pass(), *rig.publish()], CaptureIdentity)}
+    drain = rig.engine("d").drain
+    assert drain is not None
+    assert (drain.captured, drain.identity, drain.restart) == (True, None, True)
+    if not whole:
+        rig.undrain("d")
+        assert "a process newer than the drain, whose process is unknown" in rig.check("d", Check.GENERATION)[1]
+        rig.processes["d"] = NEWER
+        rig.undrain("d")
+        assert rig.holds("d") == set()
+
+
+@pytest.mark.rule("S2", "R5")
+def test_a_drain_that_goes_with_its_engine_is_named_and_again_when_the_engine_is_added_again() -> None:
+    rig = Ops(*FLEET, liveness_every=0)
+    rig.settle("d")
+    rig.send(Reloaded(settings=rig.with_settings(engines=(prefill("p"), decode("e")))))
+    rig.send(Reloaded(settings=rig.with_settings(engines=FLEET)))
+    again = "engine d: added to the fleet again; the drain that it had when it was removed (disk) is forgotten"
+    (gone,), (added,) = rig.records(EventKind.ENGINE_REMOVED), rig.records(EventKind.ENGINE_ADDED)
+    assert gone.message == "engine d: removed from the fleet, and its drain (disk) is forgotten"
+    assert added.message == again
+    assert rig.fleet.explain("d", now=rig.now).history[0].message == again
+    assert [(h.kind, h.reason) for h in rig.engine("d").holds] == [(Hold.JOINING, "added to the fleet again")]
+    # Said once: the next time it had none.
+    rig.send(Reloaded(settings=rig.with_settings(engines=(prefill("p"), decode("e")))))
+    rig.send(Reloaded(settings=rig.with_settings(engines=FLEET)))
+    assert rig.records(EventKind.ENGINE_ADDED)[-1].message == "engine d: added to the fleet"

@@ -30,7 +30,9 @@ def learnt() -> Windows:
 
 def drain(fleet: Windows, engine: str) -> None:
     fleet.engines[engine].place(Hold.DRAIN, "new version", now=fleet.now)
-    fleet.engines[engine].drain = Drain(reason="new version", since=fleet.now, due=fleet.now + 60.0, wall=0.0)
+    fleet.engines[engine].drain = Drain(
+        reason="new version", url="http://e", since=fleet.now, due=fleet.now + 60.0, wall=0.0
+    )
 
 
 # --- most of the fleet ------------------------------------------------------------------------------------------------

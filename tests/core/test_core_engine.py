@@ -40,7 +40,7 @@ def laden(standing: Standing = Standing.IN_SERVICE) -> Engine:
         engine.eject("broken", now=4.0)
     for kind in EVERY_OTHER:
         engine.place(kind, f"{kind} it is", now=5.0)
-    engine.drain = Drain(reason="disk", since=5.0, due=90.0, wall=0.0)
+    engine.drain = Drain(reason="disk", url="http://d", since=5.0, due=90.0, wall=0.0)
     engine.evidence.add(C.STREAM, STALL, 2)
     engine.evidence.blame("p", 1)
     engine.evidence.timeout_is_stream = True
@@ -240,7 +240,7 @@ def test_numbers_rise_and_tries_of_the_gate_are_counted() -> None:
 def test_ready_to_stop_is_a_drain_that_has_settled() -> None:
     engine = admitted()
     assert not engine.ready_to_stop
-    engine.drain = Drain(reason="disk", since=0.0, due=9.0, wall=0.0)
+    engine.drain = Drain(reason="disk", url="http://d", since=0.0, due=9.0, wall=0.0)
     assert not engine.ready_to_stop
     engine.drain.settled = True
     assert engine.ready_to_stop

@@ -33,6 +33,7 @@ SERVES = EngineView(
 PROCESS = ProcessIdentity(version="0.32.0", started_at=1_700_000_000.25)
 DRAIN = DrainView(
     reason="disk",
+    url=SERVES.url,
     age_s=10.0,
     remaining_s=90.0,
     restart=True,

@@ -350,7 +350,7 @@ def test_another_set_of_engines_starts_fresh_and_names_the_drains_that_are_forgo
     state = from_document(document_of(busy())).state
     hold = SavedHold(kind=Hold.DRAIN, reason="disk", age_s=1.0, remaining_s=None)
     drain = SavedDrain(
-        reason="disk", age_s=1.0, remaining_s=9.0, wall=5.0, restart=True, whole=False,
+        reason="disk", url="http://d1", age_s=1.0, remaining_s=9.0, wall=5.0, restart=True, whole=False,
         captured=True, identity=PROCESS, settled=False, overdue=False,
     )  # fmt: skip
     engine = replace(state.engines["d1"], holds=(*state.engines["d1"].holds, hold), drain=drain)

@@ -36,7 +36,14 @@ class State:
 
     def drain(self, *holds: Hold, whole: bool = False, settled: bool = False, captured: bool = False) -> None:
         self.engine.drain = Drain(
-            reason="disk", since=1.0, due=9.0, wall=0.0, whole=whole, settled=settled, captured=captured
+            reason="disk",
+            url="http://d",
+            since=1.0,
+            due=9.0,
+            wall=0.0,
+            whole=whole,
+            settled=settled,
+            captured=captured,
         )
         self.hold(*holds)
 

@@ -46,6 +46,7 @@ LIVE = Engine(
     identity=PROCESS,
     drain=Drain(
         reason="new release",
+        url="http://d",
         since=THEN - 20.0,
         due=THEN + 280.0,
         wall=1_700_000_500.0,
@@ -86,6 +87,7 @@ SAVED = SavedEngine(
     identity=PROCESS,
     drain=SavedDrain(
         reason="new release",
+        url="http://d",
         age_s=20.0,
         remaining_s=280.0,
         wall=1_700_000_500.0,
@@ -246,13 +248,14 @@ ELSEWHERE = replace(SPEC, url="http://elsewhere")
 
 
 @pytest.mark.rule("R8")
-def test_an_engine_at_another_address_joins_with_its_drain_but_no_newer_process_is_asked_for() -> None:
+def test_an_engine_at_another_address_joins_with_its_drain_and_what_that_asks_for() -> None:
     engine = load_engine(ELSEWHERE, SAVED, SETTINGS, now=NOW)
     assert engine.holds[Hold.JOINING].reason == "its address changed from http://d"
     assert set(engine.holds) == {Hold.JOINING, Hold.DRAIN}
     assert (engine.spec, engine.role, engine.incarnation) == (ELSEWHERE, Phase.DECODE, 4)
     assert engine.drain is not None
-    assert (engine.drain.restart, engine.drain.reason) == (False, "new release")
+    drain = engine.drain
+    assert (drain.restart, drain.reason, drain.url, drain.identity) == (True, "new release", "http://d", OLDER)
     assert engine.outcomes == LIVE.outcomes
     assert engine.evidence.streaks == {}
 
@@ -264,10 +267,10 @@ def test_one_that_was_joining_already_keeps_its_counters_and_what_shut_it() -> N
     )
     engine = load_engine(ELSEWHERE, saved, SETTINGS, now=NOW)
     assert set(engine.holds) == {Hold.JOINING, Hold.DRAIN}
-    assert engine.holds[Hold.JOINING] == Held(kind=Hold.JOINING, reason="never admitted", since=NOW)
+    assert engine.holds[Hold.JOINING] == Held(kind=Hold.JOINING, reason="its address changed from http://d", since=NOW)
     assert (engine.incarnation, engine.outcomes, engine.identity) == (4, LIVE.outcomes, None)
     assert engine.drain is not None
-    assert not engine.drain.restart
+    assert engine.drain.restart
     other = moved(joining(SPEC, now=1.0), ELSEWHERE, now=NOW)
     assert (other.spec, other.drain, set(other.holds)) == (ELSEWHERE, None, {Hold.JOINING})
 

@@ -33,6 +33,7 @@ from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase, RiskKind
 PROCESS = ProcessIdentity(version="0.32.0", started_at=1_700_000_000.25)
 DRAIN = SavedDrain(
     reason="disk",
+    url="http://d",
     age_s=10.0,
     remaining_s=50.0,
     wall=1_700_000_100.0,

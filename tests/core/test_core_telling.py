@@ -28,7 +28,16 @@ def held(due: float | None) -> Engine:
 
 
 def drain(*, restart: bool = True, whole: bool = False, identity: ProcessIdentity | None = None) -> Drain:
-    return Drain(reason="new release", since=0.0, due=300.0, wall=0.0, restart=restart, whole=whole, identity=identity)
+    return Drain(
+        reason="new release",
+        url="http://d",
+        since=0.0,
+        due=300.0,
+        wall=0.0,
+        restart=restart,
+        whole=whole,
+        identity=identity,
+    )
 
 
 def of_d(kind: EventKind, message: str, **fields: str) -> Record:

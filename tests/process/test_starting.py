@@ -103,6 +103,23 @@ async def test_a_store_that_cannot_be_opened_ends_narwhal_serve_and_all_it_start
     assert program.session() == []
 
 
+@pytest.mark.rule("S2")
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+async def test_a_saved_handoff_that_cannot_be_applied_ends_narwhal_serve_with_status_2(
+    stage: Stage, flags: list[str]
+) -> None:
+    """Control answers /health before it has read the handoff: whether that was seen in time must not matter."""
+    (stage.directory / "run").mkdir()
+    (stage.directory / "run" / "handoff.json").write_text('{"schema": "tea"}')
+    fleet = stage.write_fleet()
+    ports = [f for name in ("--http", "--admin", "--grpc", "--control-http") for f in (name, "127.0.0.1:0")]
+    program = stage.run("narwhal-serve", "--fleet", str(fleet), "--resume", *ports, *flags)
+    words = "the saved handoff cannot be applied: unknown schema 'tea', this release reads 'narwhal.handoff'"
+    status, lines = await refused(program)
+    assert (status, lines) == (2, [f"narwhal-control: {words}"])
+    assert program.session() == []
+
+
 @pytest.mark.rule("M10")
 @pytest.mark.case("I17")
 @pytest.mark.parametrize("with_file", [True, False], ids=["fleet file", "control only"])

@@ -82,6 +82,7 @@ class Drains:
             return []
         drain = Drain(
             reason=command.reason or "no reason given",
+            url=engine.spec.url,
             since=now,
             due=now + command.deadline_s,
             wall=command.wall,
@@ -98,7 +99,8 @@ class Drains:
     def _take_out(self, engine: Engine, drain: Drain, *, now: float) -> None:
         """Out of placement first; then, when that has gone out, its identity is read (spec R4)."""
         engine.place(Hold.MAINTENANCE if drain.whole else Hold.DRAIN, drain.reason, now=now)
-        drain.capture_due = now
+        if not drain.captured:
+            drain.capture_due = now
 
     def follow_suit(self, engine: Engine, *, now: float) -> list[Decision]:
         """An engine has been added to a fleet in maintenance: it is out like the others, and returns like them."""
@@ -106,7 +108,14 @@ class Drains:
         if like is None or engine.drain is not None:
             return []
         engine.drain = Drain(
-            reason=like.reason, since=now, due=like.due, wall=like.wall, restart=False, whole=True, captured=True
+            reason=like.reason,
+            url=engine.spec.url,
+            since=now,
+            due=like.due,
+            wall=like.wall,
+            restart=False,
+            whole=True,
+            captured=True,
         )
         engine.place(Hold.MAINTENANCE, like.reason, now=now)
         return [telling.drain_changed(engine.id, "the fleet is in maintenance, so it is out too")]

@@ -95,6 +95,7 @@ class Drain:
     """What an operator asked for (spec R4), and how far it has come. Mutable; changed by `drain.Drains` only."""
 
     reason: str
+    url: str  # where the process is that is drained, also when the engine has another address by now
     since: float
     due: float  # then it is overdue, unless it has settled
     wall: float  # of the command, seconds since the Unix epoch
@@ -111,9 +112,9 @@ class Drain:
     capture_due: float | None = None  # when to ask it
 
 
-def joining(spec: EngineSpec, *, now: float) -> "Engine":
-    """An engine that was never admitted (spec R8)."""
-    held = Held(kind=Hold.JOINING, reason="never admitted", since=now)
+def joining(spec: EngineSpec, reason: str = "never admitted", *, now: float) -> "Engine":
+    """An engine that was never admitted, or not as what it is now (spec R8)."""
+    held = Held(kind=Hold.JOINING, reason=reason, since=now)
     return Engine(spec=spec, role=spec.role, holds={Hold.JOINING: held})
 
 

@@ -84,7 +84,9 @@ def _drained(view: EngineView) -> Iterator[str]:
         yield f"drain: {late} {'; '.join(drain.waits_for)}"
     known = process_words(drain.identity) if drain.identity is not None else "a process that is not known"
     if drain.restart and drain.captured:
-        yield f"drained was {known}; to return, `narwhalctl undrain {view.id}`, it must have been restarted since"
+        elsewhere = drain.url != view.url and drain.identity is not None
+        must = f"be another process than that one at {drain.url}" if elsewhere else "have been restarted since"
+        yield f"drained was {known}; to return, `narwhalctl undrain {view.id}`, it must {must}"
     else:
         yield f"to return: `narwhalctl undrain {view.id}`"
 

@@ -72,6 +72,7 @@ class SavedDrain:
     """What an operator asked for, and how far it has come (spec R4)."""
 
     reason: str
+    url: str  # of the process that is drained
     age_s: float
     remaining_s: float  # to its deadline, 0 once that has passed
     wall: float  # of the command, seconds since the Unix epoch
@@ -332,6 +333,11 @@ class Comparison:
     forgotten_drains: tuple[str, ...] = ()  # engines whose drain a fresh start forgets
 
 
+def drains(saved: SavedFleet) -> tuple[str, ...]:
+    """The engines that it knows to be drained."""
+    return tuple(e for e in saved.engine_set if saved.engines[e].drain is not None)
+
+
 def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Comparison:
     """Whether `saved` is of this fleet and of these engines, whatever their order."""
     if saved.fleet != fleet:
@@ -340,7 +346,7 @@ def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Compa
     removed = sorted(set(saved.engine_set) - set(engines))
     if not added and not removed:
         return Comparison(resume=Resume.APPLY, message="the handoff matches the fleet")
-    drained = tuple(e for e in saved.engine_set if saved.engines[e].drain is not None)
+    drained = drains(saved)
     parts = [f"added: {', '.join(added)}"] if added else []
     parts += [f"removed: {', '.join(removed)}"] if removed else []
     parts += [f"drains forgotten: {', '.join(drained)}"] if drained else []

@@ -61,6 +61,7 @@ def save_engine(engine: Engine, *, gate_due: float | None, now: float) -> SavedE
 def _save_drain(drain: Drain, now: float) -> SavedDrain:
     return SavedDrain(
         reason=drain.reason,
+        url=drain.url,
         age_s=max(0.0, now - drain.since),
         remaining_s=max(0.0, drain.due - now),
         wall=drain.wall,
@@ -76,6 +77,7 @@ def _save_drain(drain: Drain, now: float) -> SavedDrain:
 def _load_drain(saved: SavedDrain, now: float) -> Drain:
     return Drain(
         reason=saved.reason,
+        url=saved.url,
         since=now - saved.age_s,
         due=now + saved.remaining_s,
         wall=saved.wall,
@@ -132,15 +134,16 @@ def load_engine(spec: EngineSpec, saved: SavedEngine, settings: CoreSettings, *,
 
 
 def moved(engine: Engine, spec: EngineSpec, *, now: float) -> Engine:
-    """The record of an engine whose address has changed; its incarnations go on rising. A drain stays, but what answers
-    at another address is another process by itself."""
+    """The record of an engine whose address has changed; its incarnations go on rising. A drain stays, and so does what
+    it asks for on the way back: which process it was of is not forgotten."""
     reason = f"its address changed from {engine.spec.url}"
-    if engine.drain is not None:
-        engine.drain.restart = False
+    if engine.drain is not None and not engine.drain.captured:
+        # Who answers there now is not the process that was drained: that one stays unknown.
+        engine.drain.captured, engine.drain.answer_due, engine.drain.capture_due = True, None, None
     if engine.may(Move.REJOIN):
         engine.rejoin(spec, reason, now=now)
         return engine
-    fresh = joining(spec, now=now)
+    fresh = joining(spec, reason, now=now) if engine.incarnation else joining(spec, now=now)
     fresh.outcomes, fresh.incarnation, fresh.drain = engine.outcomes, engine.incarnation, engine.drain
     fresh.holds |= {kind: held for kind, held in engine.holds.items() if kind in SHUT}
     return fresh

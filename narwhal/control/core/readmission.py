@@ -13,7 +13,7 @@ from narwhal.control.core.decisions import Admission, Decision
 from narwhal.control.core.effects import RunCheck
 from narwhal.control.core.engine import Checked, Engine, Move, Standing
 from narwhal.control.core.events import CheckAnswered, CheckResult, ProcessIdentity, TransferAnswered
-from narwhal.control.core.process import process_words, same_process, started_after
+from narwhal.control.core.process import not_restarted, process_words, same_process
 from narwhal.control.core.rounds import Rounds
 from narwhal.control.core.settings import CoreSettings
 from narwhal.vocabulary import Check, Verdict
@@ -339,11 +339,7 @@ class Readmission:
             words = f"the process changed while the gate was tried: {process_words(seen)} answers, "
             words += f"it began with {process_words(gate.identity)}"
         elif check is Check.GENERATION and drain is not None and drain.restart:
-            before = drain.identity.started_at if drain.identity is not None else drain.wall
-            if not started_after(seen, before):
-                words = f"not restarted: {process_words(seen)} answers, a process newer than "
-                words += "the drained one" if drain.identity is not None else "the drain, whose process is unknown,"
-                words += f" ({before:.3f}) is asked for"
+            words = not_restarted(drain, seen, engine.spec.url)
         return replace(result, verdict=Verdict.FAIL, detail=words) if words else result
 
     def _failed(self, engine: Engine, gate: Gate, check: Check, result: CheckResult) -> list[Decision]:

@@ -102,6 +102,7 @@ def _drain(engine: Engine, waits_for: tuple[str, ...], now: float) -> DrainView 
         return None
     return DrainView(
         reason=drain.reason,
+        url=drain.url,
         age_s=now - drain.since,
         remaining_s=max(0.0, drain.due - now),
         restart=drain.restart,

@@ -37,6 +37,7 @@ class Roster:
         self.changes = Changes()
         self._numbers = numbers
         self._incarnations: dict[str, int] = {}  # of engines that are gone, should they come back
+        self._forgotten: dict[str, str] = {}  # drains of engines that are gone: engine → reason
 
     def load(self, settings: CoreSettings, saved: Mapping[str, SavedEngine], *, now: float) -> None:
         """The engines at the start: as `saved`, or joining."""
@@ -68,17 +69,24 @@ class Roster:
         return changes
 
     def _add(self, spec: EngineSpec, now: float) -> Change:
-        engine = joining(spec, now=now)
-        engine.numbers = self._numbers
         # Outcomes of the engine that had this id before must not speak about this one.
-        engine.incarnation = self._incarnations.pop(spec.id, 0)
+        incarnation = self._incarnations.pop(spec.id, 0)
+        engine = joining(spec, "added to the fleet again", now=now) if incarnation else joining(spec, now=now)
+        engine.numbers, engine.incarnation = self._numbers, incarnation
         self._keep(engine)
-        return Change(kind=EventKind.ENGINE_ADDED, engine=spec.id, words="added to the fleet", anew=True)
+        words, drained = "added to the fleet", self._forgotten.pop(spec.id, "")
+        if drained:
+            words += f" again; the drain that it had when it was removed ({drained}) is forgotten"
+        return Change(kind=EventKind.ENGINE_ADDED, engine=spec.id, words=words, anew=True)
 
     def _remove(self, engine: Engine) -> Change:
         self._retire(engine)
         self._incarnations[engine.id] = engine.incarnation
         words = "removed from the fleet"
+        if engine.drain is not None:
+            # Spec S2: whoever adds it again does not find it drained, and no newer process is asked for.
+            self._forgotten[engine.id] = engine.drain.reason
+            words += f", and its drain ({engine.drain.reason}) is forgotten"
         return Change(kind=EventKind.ENGINE_REMOVED, engine=engine.id, words=words, anew=True, gone=engine)
 
     def _change(self, engine: Engine, spec: EngineSpec, now: float) -> Change:

@@ -66,6 +66,7 @@ class DrainView:
     """A drain of an engine (spec R4)."""
 
     reason: str
+    url: str  # of the process that is drained
     age_s: float
     remaining_s: float  # to its deadline, 0 once that has passed
     restart: bool  # a newer process is asked for on the way back
