@@ -176,7 +176,7 @@ class Etcd:
             assert asked.process is not None
             assert asked.process.poll() is None, f"etcd ended\n{asked.log.read_text()[-2000:]}"
             try:
-                with self.client(asked) as client:
+                with self.client(asked, timeout_s=10.0) as client:
                     client.get("is it up")
                 return
             except (grpc.RpcError, etcd3.Etcd3Exception) as error:
@@ -188,9 +188,14 @@ class Etcd:
 
     @contextlib.contextmanager
     def client(
-        self, member: Member | None = None, *, user: str | None = None, password: str | None = None
+        self,
+        member: Member | None = None,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        timeout_s: float = UP_S,
     ) -> Iterator[Any]:
-        """A client for what a test does behind the store's back."""
+        """A client for what a test does behind the store's back. `timeout_s` bounds each call."""
         asked = member or self.members[0]
         credentials = None
         if self.tls is not None:
@@ -206,7 +211,7 @@ class Etcd:
             opts=(("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)),
         )
         try:
-            client = etcd3.MultiEndpointEtcd3Client([endpoint], timeout=10.0, user=user, password=password)
+            client = etcd3.MultiEndpointEtcd3Client([endpoint], timeout=timeout_s, user=user, password=password)
             client.call_credentials = None
             yield client
         finally:

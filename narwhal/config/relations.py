@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 SMALLEST_JOURNAL = 1024 * 1024  # bytes
-# Monitor intervals from a probe that failed to the end of the legs on its engine: more than that takes.
-EJECTION_INTERVALS = 3
+# Monitor intervals between the word that an engine is silent and its hold, with room to spare.
+HOLD_INTERVALS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,12 +270,12 @@ def conflicts(fleet: "FleetConfig") -> list[Conflict]:
 
 
 def _whole_answers(fleet: "FleetConfig") -> Iterator[Conflict]:
-    """V11: a whole answer on an engine that gives nothing is ended once the silence was told and the engine probed and
-    ejected. An engine that goes on later than the lease answers with the text of blocks that are others' by then. No
+    """V11: a whole answer on an engine that gives nothing is ended once the silence was told and a probe had no answer
+    either. An engine that goes on later than the lease answers with the text of blocks that are others' by then. No
     more than advice, since a prefill that takes long must not count as silence either."""
     engine, silent_leg_s = fleet.engine, fleet.recovery.silent_leg_s
-    probe_s = max(engine.first_token_timeout_s, engine.health_timeout_s)
-    room_s = engine.kv_lease_s - probe_s - EJECTION_INTERVALS * fleet.controller.monitor_interval_s
+    spare_s = HOLD_INTERVALS * fleet.controller.monitor_interval_s
+    room_s = engine.kv_lease_s - engine.first_token_timeout_s - spare_s
     if engine.decode_read_timeout_s < engine.kv_lease_s or 0 < silent_leg_s <= room_s:
         return
     room = f"at most {shown(round(room_s, 3))}, what " if room_s > 0 else "less than "
@@ -285,10 +285,9 @@ def _whole_answers(fleet: "FleetConfig") -> Iterator[Conflict]:
             "engine.kv_lease_s",
             "engine.decode_read_timeout_s",
             "engine.first_token_timeout_s",
-            "engine.health_timeout_s",
             "controller.monitor_interval_s",
         ),
-        sentence=f"should be more than 0 and {room}a probe and an ejection leave of engine.kv_lease_s "
+        sentence=f"should be more than 0 and {room}a probe leaves of engine.kv_lease_s "
         f"({shown(engine.kv_lease_s)}), else an engine that stops for longer than that can go on with wrong answers; "
         f"or set engine.decode_read_timeout_s below it, got {shown(silent_leg_s)}",
     )

@@ -61,7 +61,7 @@ class VllmNixl:
         if stream is not None and not isinstance(stream, bool):
             raise BadRequest("stream must be true or false", "stream")
         if route is Route.COMPLETIONS:
-            _one_prompt(fields.get("prompt"))
+            _one_prompt(fields.get("prompt"), fields.get("prompt_embeds"))
         if fields.get("use_beam_search") not in (None, False):
             # Of a beam search engines keep no KV for others, and the missing handoff would count against them.
             raise BadRequest("use_beam_search is not served: its KV cannot be handed over", "use_beam_search")
@@ -190,10 +190,14 @@ def _the_prompt(request: ClientRequest) -> Any:
     return prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and type(prompt[0]) is not int else prompt
 
 
-def _one_prompt(prompt: Any) -> None:
+def _one_prompt(prompt: Any, embeds: Any) -> None:
     """One request carries one handoff: a second prompt would read the first one's KV, or bring the engine down."""
     if isinstance(prompt, list) and len(prompt) > 1 and not all(type(token) is int for token in prompt):
         raise BadRequest("prompt must be one prompt: a string, a list of token ids, or a list of one of them", "prompt")
+    # An engine makes a prompt of each of the embeddings, and one more of `prompt` unless that is empty.
+    given = len(embeds) if isinstance(embeds, list) else embeds is not None
+    if given > 1 or (given and prompt not in (None, "", [])):
+        raise BadRequest("prompt_embeds must be one prompt, and be sent without another in prompt", "prompt_embeds")
 
 
 def _steers(extra_args: Any) -> bool:

@@ -72,8 +72,9 @@ FAULTS: dict[Outcome, Fault] = {
     Outcome.DEADLINE: Fault.DEADLINE,
 }
 
-# Failures that another attempt may follow (spec V4); of the 5xx only those statuses.
-RETRIED = frozenset(FAULTS) - {Outcome.WRONG_IDENTITY, Outcome.LOCAL, Outcome.DEADLINE}
+# Failures that another attempt may follow (spec V4); of the 5xx only those statuses. An engine that says 401, 403
+# or 404 judges itself and not the request (spec R9).
+RETRIED = frozenset(FAULTS) - {Outcome.LOCAL, Outcome.DEADLINE}
 RETRIED_STATUSES = frozenset({500, 502, 503, 504})
 
 

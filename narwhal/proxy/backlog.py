@@ -95,6 +95,12 @@ class Backlog:
         return bool(self._ordered or self._folded or any(self._requests.values()) or self._retried)
 
     @property
+    def unacknowledged_requests(self) -> int:
+        """Client requests that have ended and are not acknowledged, sent or not."""
+        told = (batch.requests for batch in self._sent)
+        return sum(self._requests.values()) + sum(r.served + r.failed + r.rejected + r.cancelled for r in told)
+
+    @property
     def sent(self) -> tuple[Batch, ...]:
         """Batches that were cut and are not acknowledged, oldest first: exactly what a new stream must repeat. Their
         measures are not among that: they would tell of now what was then."""

@@ -215,6 +215,9 @@ class Service(Protocol):
     def begun(self, client: Client) -> None:
         """Its body is still to come."""
 
+    def wants_body(self, client: Client) -> bool:
+        """Whether the answer to what asks for a word before it sends its body depends on that."""
+
     def serve(self, client: Client) -> None:
         """It is there, whole or with its `refusal`: answer it, now or later, then tell its connection `finished`."""
 

@@ -204,6 +204,10 @@ class DataPath:
             self._running[client] = None
             self._idle.clear()
 
+    def wants_body(self, client: Client) -> bool:
+        """Whether the answer depends on a body that is still to come."""
+        return self._route(client) is not None
+
     def gone(self, client: Client) -> None:
         """The client went away before its request could be served."""
         route = self._route(client)

@@ -26,7 +26,7 @@ class Refusal(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     HEAD_LATE = "head_late"
     BODY_LATE = "body_late"
-    TOO_MANY_AHEAD = "too_many_ahead"
+    NO_CODING = "no_coding"
     INTERNAL = "internal"
 
 
@@ -49,8 +49,8 @@ TABLE: dict[Refusal | Fault, Row] = {
     Refusal.NO_HTTP: Row(400, "invalid_request_error", message="The request is not well-formed HTTP"),
     Refusal.HEAD_TOO_LARGE: Row(431, "request_too_large", message="The request's head is too large"),
     Refusal.HEAD_LATE: Row(408, "timeout", "head", message="The request's head did not arrive in time"),
-    Refusal.TOO_MANY_AHEAD: Row(
-        400, "invalid_request_error", message="Too many requests were sent ahead of the answers to others"
+    Refusal.NO_CODING: Row(
+        501, "invalid_request_error", "transfer_encoding", message="The only transfer coding that is known is chunked"
     ),
     Refusal.BODY_LATE: Row(408, "timeout", "body", message="The request's body did not arrive in time"),
     Refusal.INTERNAL: Row(500, "internal_error", message="The proxy failed to handle this request"),

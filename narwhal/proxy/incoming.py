@@ -13,6 +13,7 @@ ahead.
 """
 
 import asyncio
+import re
 from collections import deque
 from typing import Protocol
 
@@ -24,12 +25,17 @@ from narwhal.proxy.errors import Refusal
 
 MAX_HEAD_BYTES = 32_768  # a request's target, names and values of headers, trailers too
 MAX_AHEAD_BYTES = 65_536  # of requests whose turn has not come; beyond it the socket is not read
-MAX_AHEAD = 64  # such requests
+MAX_AHEAD = 64  # such requests; with so many, nothing more is parsed
+SLICE = 16_384  # bytes that are parsed at once; what requests they hold comes on top of MAX_AHEAD
 MAX_DISCARDED_BYTES = 67_108_864  # of a body that was refused, read so that the client gets to see the answer
 MAX_FRAMING = 8  # bytes of a chunked body, its framing included, for each byte that a body may have
 
 # Headers that a request is known by; all others are neither kept nor passed on.
-KEPT = {name: name for name in (b"content-length", b"expect", b"traceparent", b"transfer-encoding", b"x-request-id")}
+KEPT = {
+    name: name
+    for name in (b"content-length", b"expect", b"host", b"traceparent", b"transfer-encoding", b"x-request-id")
+}
+HOST = re.compile(rb"(\[[0-9A-Fa-f:.v]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")  # RFC 3986, 3.2.2; with a port
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 log = structlog.get_logger(__name__)
@@ -55,7 +61,9 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_ahead",
         "_answered",
+        "_begun",
         "_buffered",
+        "_codings",
         "_current",
         "_discarded",
         "_ending",
@@ -63,6 +71,7 @@ class ClientConnection(asyncio.Protocol):
         "_head_bytes",
         "_heard",
         "_heard_at",
+        "_hosts",
         "_in_head",
         "_parser",
         "_paused",
@@ -71,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_refusal",
         "_registry",
+        "_rest",
         "_service",
         "_serving",
         "_since",
@@ -97,6 +107,9 @@ class ClientConnection(asyncio.Protocol):
         self._fields: dict[bytes, bytes] = {}
         self._target = b""
         self._head_bytes = self._raw = 0
+        self._hosts = self._codings = 0  # headers of these names
+        self._begun = 0  # requests, in the slice that is parsed
+        self._rest = b""  # came, and is not parsed until the requests before it have been answered
         self._in_head = False
         self._refusal: Refusal | None = None
         self._upgrading = False
@@ -122,16 +135,15 @@ class ClientConnection(asyncio.Protocol):
         if self._ending:
             self._discard(len(data))
             return
-        self._feed(data)
-        if self._waiting and self._current is None:
-            self._advance()
-        elif self._current is not None:
+        if self._rest:
+            self._rest += data
+            return
+        if self._current is not None:
             self._ahead += len(data)
-            if self._ahead > MAX_AHEAD_BYTES and not self._paused and self.transport is not None:
-                self._paused = True
-                self.transport.pause_reading()
-        if self._reading is not None or self._in_head:
-            self._partly(len(data))
+        self._take(data)
+        if (self._ahead > MAX_AHEAD_BYTES or self._rest) and not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -161,10 +173,29 @@ class ClientConnection(asyncio.Protocol):
         if self._reading is not None:
             self._service.gone(self._reading)
         self._waiting.clear()
-        self._reading = None
+        self._reading, self._rest = None, b""
         self._registry.lost(self)
 
     # --- reading ---
+
+    def _take(self, data: bytes) -> None:
+        """Parse what has come, as far as there is room for requests whose turn has not come."""
+        for at in range(0, len(data), SLICE):
+            if len(self._waiting) >= MAX_AHEAD:
+                self._rest = data[at:]
+                return
+            piece = data[at : at + SLICE]
+            if self._ending:
+                self._discard(len(piece))
+                continue
+            fresh = not self._in_head and self._reading is None
+            self._begun = 0
+            self._feed(piece)
+            if self._waiting and self._current is None:
+                self._advance()
+            if self._reading is not None or self._in_head:
+                # Of a piece that others ended or began in, it is not known how much belongs to this one.
+                self._partly(len(piece) if self._begun == fresh else 0)
 
     def _feed(self, data: bytes) -> None:
         parser = self._parser
@@ -189,17 +220,19 @@ class ClientConnection(asyncio.Protocol):
         parser has stopped after the head."""
         parser, fields = self._parser, self._fields
         method = parser.get_method() if parser is not None else b""
+        version = parser.get_http_version().encode() if parser is not None else b""
         if method == b"CONNECT":
             self._refuse(Refusal.NO_HTTP)
             return
         self._parser = HttpRequestParser(self)
         head = b"".join(b"%b: %b\r\n" % field for field in fields.items())
-        self._feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._target, head, rest))
+        self._feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self._target, version, head, rest))
 
     def on_message_begin(self) -> None:
         self._fields = {}
         self._target = b""
-        self._head_bytes = self._raw = 0
+        self._head_bytes = self._raw = self._hosts = self._codings = 0
+        self._begun += 1
         self._in_head = True
         self._since = self._service.now()
 
@@ -212,6 +245,10 @@ class ClientConnection(asyncio.Protocol):
         kept = KEPT.get(name.lower())
         if kept is not None and self._reading is None:  # else: a trailer
             self._fields[kept] = value
+            if kept == b"host":
+                self._hosts += 1
+            elif kept == b"transfer-encoding":
+                self._codings += 1
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -223,7 +260,8 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         if parser is None:
             return
-        if parser.should_upgrade():
+        faulty = self._faulty(http11=parser.get_http_version() == "1.1")
+        if faulty is None and parser.should_upgrade():
             self._upgrading = True
             return
         self._in_head = False
@@ -231,10 +269,23 @@ class ClientConnection(asyncio.Protocol):
         client.take(self._fields, http11=parser.get_http_version() == "1.1", keep_alive=parser.should_keep_alive())
         if client.length > self._service.bounds().max_request_bytes:
             self._refusal = Refusal.TOO_LARGE
-        elif len(self._waiting) >= MAX_AHEAD:
-            self._refusal = Refusal.TOO_MANY_AHEAD
+        if faulty is not None:
+            self._refusal = faulty
         if self._refusal is not None:
             raise _Refused
+
+    def _faulty(self, *, http11: bool) -> Refusal | None:
+        """What the parser lets pass, and a server must not: a request for no host, or for two (RFC 9112, 3.2), and a
+        body in a coding that nobody undoes, or where its length is not told for sure (6.1)."""
+        fields = self._fields
+        if self._hosts > 1 or (http11 and not self._hosts) or not HOST.fullmatch(fields.get(b"host", b"")):
+            return Refusal.NO_HTTP
+        if not self._codings:
+            return None
+        if not http11:
+            return Refusal.NO_HTTP
+        plain = self._codings == 1 and fields[b"transfer-encoding"].strip().lower() == b"chunked"
+        return None if plain else Refusal.NO_CODING
 
     def on_body(self, data: bytes) -> None:
         client = self._reading
@@ -278,9 +329,19 @@ class ClientConnection(asyncio.Protocol):
     def _invite(self, client: Client) -> None:
         """The body is still to come: once its turn has come, a client that waits for a word gets it."""
         self._service.begun(client)
-        if client.expects and self._current is None and not self._waiting and self.transport is not None:
+        if not client.expects or self._current is not None or self._waiting or self.transport is None:
+            return
+        if self._service.wants_body(client):
             client.expects = False
             self.transport.write(_CONTINUE)
+            return
+        # It is answered now. Whether the body comes all the same nobody can tell, so nothing can follow (RFC 9110,
+        # 10.1.1).
+        client.keep_alive = False
+        self._reading = None
+        self._ending = True
+        self._waiting.append(client)
+        self._advance()
 
     def _refuse(self, refusal: Refusal) -> None:
         """What is being read cannot be served: it is answered in its turn, and nothing after it is read."""
@@ -324,11 +385,14 @@ class ClientConnection(asyncio.Protocol):
         if not client.keep_alive:
             self._end(client)
             return
+        if self._rest and len(self._waiting) < MAX_AHEAD:
+            rest, self._rest = self._rest, b""
+            self._take(rest)
         self._ahead = sum(len(waits.body) for waits in self._waiting) if self._waiting else 0
-        if self._paused and self._ahead <= MAX_AHEAD_BYTES:
+        if self._paused and self._ahead <= MAX_AHEAD_BYTES and not self._rest:
             self._paused = False
             transport.resume_reading()
-        if self._waiting:
+        if self._waiting or self._reading is not None:
             self._advance()
 
     def _end(self, client: Client) -> None:
@@ -338,7 +402,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        if client.refusal is None or not transport.can_write_eof():
+        self._rest = b""
+        if (client.refusal is None and not client.expects) or not transport.can_write_eof():
             transport.close()
             return
         transport.write_eof()

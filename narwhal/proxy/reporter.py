@@ -107,8 +107,9 @@ class OutcomeReporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SILENCE_S):
                 await self._settled.wait()
-        if not self._done():
-            _log.warning("outcomes not reported", outcomes=self.unacknowledged)
+        outcomes, requests = self.unacknowledged, self.backlog.unacknowledged_requests
+        if outcomes or requests:  # else only measures are, which are of use to nobody any more
+            _log.warning("outcomes not reported", outcomes=outcomes, requests=requests)
 
     def _done(self) -> bool:
         return not self.backlog.waiting and not self.backlog.sent

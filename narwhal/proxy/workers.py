@@ -247,6 +247,10 @@ class Unconfigured:
     def begun(self, client: Client) -> None:
         """A request's body is still to come."""
 
+    def wants_body(self, client: Client) -> bool:
+        """No answer depends on it."""
+        return False
+
     def gone(self, client: Client) -> None:
         """The client went away."""
 

@@ -82,7 +82,7 @@ class SimEngine:
         """Kill it if it runs, and start it as a new process at the same address."""
         await self.engine.restart(down_s)
 
-    async def wait_for(self, true: Callable[["SimEngine"], Any], *, timeout_s: float = 10.0) -> Any:
+    async def wait_for(self, true: Callable[["SimEngine"], Any], *, timeout_s: float = 60.0) -> Any:
         """The first true value of `true(engine)`. Raises TimeoutError when there is none in time."""
         async with asyncio.timeout(timeout_s):
             while not (value := true(self)):  # noqa: ASYNC110  any fact may be asked for

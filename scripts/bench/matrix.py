@@ -54,6 +54,7 @@ def rows() -> list[Row]:
             Row(fault=shows(f"generation dead, {phase}", engine, "core-stopped"), contained_s=silence_s),
             Row(fault=core_killed(f"core killed, {phase}", engine), contained_s=AT_ONCE_S),
             Row(fault=shows(f"500s, {phase}", engine, "status", status=500), contained_s=AT_ONCE_S),
+            Row(fault=shows(f"404s, {phase}", engine, "status", status=404), contained_s=AT_ONCE_S),
             Row(
                 fault=shows(f"429s, {phase}", engine, "status", status=429, out=False, within_s=10.0),
                 contained_s=NEVER_S,

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog
 
 from narwhal.clock import RealClock
+from narwhal.measures import LegMeasures
 from narwhal.proxy import reporter as reporter_module
 from narwhal.proxy.backlog import Backlog
 from narwhal.proxy.link import Introduction
@@ -210,6 +212,29 @@ async def test_the_end_does_not_wait_for_ever_for_a_control_that_is_away(monkeyp
         async with asyncio.timeout(30):
             await reporter.close()
         assert reporter.unacknowledged == 1
+
+
+@pytest.mark.rule("S6")
+@pytest.mark.parametrize(
+    ("legs", "requests", "said"),
+    [(0, 0, []), (2, 1, [(2, 1)]), (2, 0, [(2, 0)]), (0, 1, [(0, 1)])],
+)
+async def test_the_end_tells_of_outcomes_that_are_lost_and_of_none_that_are_not(
+    legs: int, requests: int, said: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_module, "SILENCE_S", 0.2)
+    async with reporting("127.0.0.1:1") as reporter:
+        for _ in range(legs):
+            success(reporter)
+        for _ in range(requests):
+            reporter.request(RequestResult.REJECTED, 0)
+        # What legs took goes out with nothing else, and is not acknowledged either.
+        measures = LegMeasures(engine="d1", phase=Phase.DECODE, incarnation=1, sketches={})
+        assert reporter.backlog.cut((measures,), 1.0) is not None
+        with structlog.testing.capture_logs() as logs:
+            await reporter.close()
+    lost = [e for e in logs if e["event"] == "outcomes not reported"]
+    assert [(e["outcomes"], e["requests"]) for e in lost] == said
 
 
 async def test_the_end_waits_for_nothing_when_there_is_nothing_to_tell() -> None:

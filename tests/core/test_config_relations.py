@@ -153,22 +153,22 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
     ),
 ]
 
-LEAVE_OF = (
-    "a probe and an ejection leave of engine.kv_lease_s (30), else an engine that stops for longer than that can go on "
+LEFT_OF = (
+    "a probe leaves of engine.kv_lease_s (30), else an engine that stops for longer than that can go on "
     "with wrong answers; or set engine.decode_read_timeout_s below it, got"
 )
 SILENT = "recovery.silent_leg_s: should be more than 0 and"
 ADVISED: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
     ({"recovery": {"silent_leg_s": 22}}, []),
-    ({"recovery": {"silent_leg_s": 22.5}}, [f"{SILENT} at most 22, what {LEAVE_OF} 22.5"]),
-    ({"recovery": {"silent_leg_s": 120}}, [f"{SILENT} at most 22, what {LEAVE_OF} 120"]),
-    ({"recovery": {"silent_leg_s": 0}}, [f"{SILENT} at most 22, what {LEAVE_OF} 0"]),
+    ({"recovery": {"silent_leg_s": 22.5}}, [f"{SILENT} at most 22, what {LEFT_OF} 22.5"]),
+    ({"recovery": {"silent_leg_s": 120}}, [f"{SILENT} at most 22, what {LEFT_OF} 120"]),
+    ({"recovery": {"silent_leg_s": 0}}, [f"{SILENT} at most 22, what {LEFT_OF} 0"]),
     ({"recovery": {"silent_leg_s": 120}, "engine": {"decode_read_timeout_s": 29}}, []),
-    ({"engine": {"first_token_timeout_s": 8}}, [f"{SILENT} at most 19, what {LEAVE_OF} 20"]),
-    ({"engine": {"health_timeout_s": 8}}, [f"{SILENT} at most 19, what {LEAVE_OF} 20"]),
-    ({"controller": {"monitor_interval_s": 2.5}}, [f"{SILENT} at most 17.5, what {LEAVE_OF} 20"]),
-    ({"controller": {"monitor_interval_s": 10}}, [f"{SILENT} less than {LEAVE_OF} 20"]),
+    ({"engine": {"first_token_timeout_s": 8}}, [f"{SILENT} at most 19, what {LEFT_OF} 20"]),
+    ({"engine": {"health_timeout_s": 8}}, []),
+    ({"controller": {"monitor_interval_s": 2.5}}, [f"{SILENT} at most 17.5, what {LEFT_OF} 20"]),
+    ({"controller": {"monitor_interval_s": 10}}, [f"{SILENT} less than {LEFT_OF} 20"]),
     ({"engine": {"kv_lease_s": 60}, "recovery": {"silent_leg_s": 50}}, []),
 ]
 

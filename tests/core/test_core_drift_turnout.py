@@ -252,3 +252,58 @@ def test_a_probe_of_its_own_spares_it_the_sample() -> None:
     fleet.usual(1, d1=SLOW)
     fleet.drift.probed("d1", LegSeen(outcome=Outcome.STREAM_COMPLETE, step_s=SLOW, steps=15))
     assert probes(fleet.drift.tick(now=fleet.now + 15.0)) == []
+
+
+# --- the edges of these rules -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("H5")
+def test_half_of_those_that_serve_do_not_speak_for_the_fleet() -> None:
+    fleet = Windows(*FIVE[:4], probation_windows=1)
+    for _ in range(3):
+        fleet.window(**all_of(FIVE[:4], USUAL))
+    assert fleet.window(d1=SLOW, d2=SLOW) == []
+    assert kinds(fleet.window(d1=SLOW, d2=SLOW, d3=USUAL)) == [EventKind.FLEET_SLOW]
+
+
+@pytest.mark.rule("H5")
+def test_one_on_probation_is_judged_while_too_few_others_are_measured_to_speak_for_the_fleet() -> None:
+    fleet = learnt()
+    fleet.window(**all_of(FIVE, USUAL) | {"d1": SLOW})
+    assert fleet.drifting() == {"d1"}
+    for _ in range(3):
+        fleet.window(d1=USUAL, d2=SLOW)
+    assert fleet.drifting() == set()
+
+
+@pytest.mark.rule("H5", "P4")
+def test_engines_of_the_other_role_that_decode_are_counted_among_those_that_serve() -> None:
+    fleet = Windows("d1", probation_windows=1)
+    for _ in range(3):
+        fleet.window(d1=USUAL, p=USUAL)
+    ((_, words),) = told(fleet.window(d1=SLOW, p=SLOW))
+    assert words.startswith("2 of 2 decode engines that serve take longer")
+
+
+@pytest.mark.rule("H5", "R1")
+def test_a_probe_from_before_an_ejection_says_nothing_of_the_engine_that_is_back() -> None:
+    fleet = Windows(probation_windows=1, recovery_windows=1)
+    fleet.usual(3)
+    fleet.usual(1, d1=SLOW)
+    fleet.probe("d1", USUAL)
+    fleet.drift.admitted(fleet.engines["d1"], before=fleet.engines["d1"].identity)
+    fleet.window(d2=USUAL, d3=USUAL)
+    assert fleet.drifting() == {"d1"}
+
+
+@pytest.mark.rule("H5")
+def test_windows_that_were_slow_by_the_old_normal_are_not_in_a_row_with_those_by_the_new_one() -> None:
+    fleet = Windows()
+    fleet.usual(3)
+    fleet.usual(2, d1=SLOW)
+    fleet.usual(5, d1=SLOW, d2=SLOW, d3=SLOW)
+    fleet.window(d1=3 * SLOW, d2=SLOW, d3=SLOW)
+    assert fleet.drifting() == set()
+    view = fleet.drift.view("d1")
+    assert view is not None
+    assert view.drifting == 1

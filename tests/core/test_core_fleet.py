@@ -213,7 +213,7 @@ def test_health_at_the_gate_clears_what_health_clears_and_nothing_else_at_the_ga
     rig = fleet()
     rig.report("d", Outcome.READ_TIMEOUT, count=2)
     rig.answer_check(only(rig.report("d", Outcome.WRONG_IDENTITY), RunCheck), Verdict.PASS)
-    assert rig.streaks("d") == {FailureClass.TIMEOUT: 2}
+    assert rig.streaks("d") == {FailureClass.TIMEOUT: 2, FailureClass.INFERENCE_STATUS: 1}
 
 
 @pytest.mark.rule("R4")
@@ -328,6 +328,7 @@ def test_the_history_of_an_engine_is_its_newest_fifty_records() -> None:
     rig = fleet()
     for number in range(60):
         rig.report("d", Outcome.WRONG_IDENTITY)
+        rig.report("d", Outcome.CLIENT_ERROR)  # it is three in a row that count
         rig.now += 100.0
         rig.answer_check(only(rig.tick(Stage.HEALTH), RunCheck), Verdict.PASS, detail=f"seen {number}")
         rig.now += 100.0

@@ -178,3 +178,14 @@ def test_a_proxy_that_fails_on_all_that_serve_is_the_fault_though_as_many_engine
     assert rig.records(EventKind.ENGINE_EJECTED) == []
     (told,) = rig.records(EventKind.PROXY_SUSPECT)
     assert told.message == "proxy edge/0 is suspect itself: its legs fail on 2 of 2 engines that serve other proxies"
+
+
+@pytest.mark.rule("R4", "L2")
+def test_a_sweep_that_is_open_does_not_wait_for_one_that_has_become_ready_to_stop() -> None:
+    rig = Ops(*FLEET, liveness_every=1, liveness_misses=1)
+    probes = {probe.engine: probe for probe in of(rig.run_pass(), ProbeHealth)}
+    rig.settle("d")
+    assert rig.answer_health(probes["d"], Outcome.REFUSED) == ()
+    for engine in ("p", "e"):
+        rig.answer_health(probes[engine])
+    assert rig.holds("d") == {Hold.DRAIN}

@@ -327,3 +327,17 @@ def test_a_control_whose_sweeps_end_does_not_believe_for_good_that_it_is_cut_off
         assert of(rig.tick(Stage.LIVENESS), ProbeHealth) == []
     assert rig.kinds().count(EventKind.CONTROL_BACK) == 1
     assert not any("cut off" in line for line in rig.fleet.explain("d", now=rig.now).lines[:3])
+
+
+@pytest.mark.rule("L4", "S2")
+def test_a_sweep_that_is_open_when_sweeps_are_turned_off_still_tells_whether_control_is_cut_off() -> None:
+    rig = fleet()
+    for engine in ALL:
+        rig.report(engine, Outcome.STREAM_COMPLETE)
+    answer(rig, sweep(rig), *ALL)
+    probes = sweep(rig)
+    rig.send(Reloaded(settings=rig.with_settings(liveness_every=0)))
+    rig.now += 1.0
+    assert told(rig.tick(Stage.LIVENESS), EventKind.CONTROL_BACK) == []
+    (over,) = told(answer(rig, probes), EventKind.CONTROL_BACK)
+    assert over == ("", "control is no longer cut off from the engines")

@@ -12,13 +12,14 @@ from narwhal.connectors.base import BadRequest, Route
 from narwhal.connectors.vllm_nixl import VllmNixl
 from narwhal.proxy.client import Client, Connection, Letterhead
 from narwhal.proxy.errors import Refusal
-from narwhal.proxy.incoming import MAX_AHEAD, MAX_HEAD_BYTES, ClientConnection
+from narwhal.proxy.incoming import MAX_AHEAD, MAX_HEAD_BYTES, SLICE, ClientConnection
 from tests.fuzz.engines import cut, worded
 from tests.proxy.harness import HANDOFF
 
 CONNECTOR = VllmNixl()
 STEERING = {"kv_transfer_params", "ec_transfer_params"}
 LARGEST_BODY = 300
+SHORTEST = b"GET / HTTP/1.1\r\nHost:\r\n\r\n"  # of requests that another may follow
 READ = CONNECTOR.handoff(orjson.dumps({"kv_transfer_params": HANDOFF}))
 
 
@@ -99,6 +100,9 @@ class Server:
 
     def begun(self, client: Client) -> None: ...
 
+    def wants_body(self, client: Client) -> bool:
+        return True
+
     def gone(self, client: Client) -> None:
         self.left.append(client)
 
@@ -127,7 +131,8 @@ def _served(pieces: list[bytes], *, busy: bool) -> list[tuple[Any, ...]]:
         if socket.closed:
             break
         connection.data_received(piece)
-        assert len(connection._waiting) <= MAX_AHEAD + 1
+        assert len(connection._waiting) <= MAX_AHEAD + SLICE // len(SHORTEST)
+        assert not connection._rest or socket.paused
     answered = 0
     while busy and answered < len(server.served):
         answered += 1

@@ -66,8 +66,9 @@ async def test_case_C1_health_is_green_and_generation_never_answers(stage: Stage
     (held,) = told(serve, "hold_placed", "d1")
     assert held["hold"] == "verification"
     # The third deadline is when the third leg had waited for so long; the log says when the proxy noticed.
-    stalls_s = metronome.total_s
-    assert -0.5 - stalls_s < at(held) - sorted(late)[2] < INTERVAL_S + stalls_s
+    # Either may be kept waiting by the machine, and not the test itself.
+    busy_s = 1.0 + metronome.total_s
+    assert -busy_s < at(held) - sorted(late)[2] < INTERVAL_S + busy_s
     assert not told(serve, "engine_ejected", "d2")
     assert not told(serve, "engine_ejected", "p1")
     assert not [a for a in users.failed(since=since) if a.began_at >= since]

@@ -11,6 +11,7 @@ from narwhal.placement import EngineEntry, Placement
 from narwhal.reports import Batch
 from narwhal.vocabulary import Phase
 from narwhal.wire import batch_from_wire, snapshot_to_wire
+from tests.ports import free_ports
 
 WAIT_S = 60.0  # a bound, not a pace: shared machines stop a process for tens of seconds now and then
 
@@ -126,8 +127,9 @@ class FakeControl(placement_pb2_grpc.PlacementServiceServicer, outcome_pb2_grpc.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(self, server)
         outcome_pb2_grpc.add_OutcomeServiceServicer_to_server(self, server)
-        port = server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        # A port that nobody else takes while it is away.
+        self.address = self.address or f"127.0.0.1:{free_ports(1)[0]}"
+        server.add_insecure_port(self.address)
         await server.start()
         self._server = server
 

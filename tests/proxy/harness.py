@@ -351,6 +351,8 @@ class ScriptedEngine:
             writer.close()
 
     async def start(self, **options: Any) -> None:
+        """Listens: on `port` of the options, on its port of before, on any."""
+        self.port = options.pop("port", self.port)
         self._server = await asyncio.start_server(self._serve, options.pop("host", "127.0.0.1"), self.port, **options)
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -9,12 +9,12 @@ import pytest
 
 from narwhal.config import ProxySettings
 from narwhal.vocabulary import Outcome
+from tests.ports import free_ports
 from tests.proxy.harness import (
     FixedFeed,
     Path,
     ScriptedEngine,
     answers,
-    before,
     data_path,
     on_uvloop,
     placed,
@@ -38,7 +38,7 @@ async def two(chosen: ProxySettings | None = None) -> AsyncIterator[tuple[Path, 
     async with (
         scripted(prefills) as p,
         scripted(answers) as good,
-        scripted(answers) as bad,
+        scripted(answers, port=free_ports(1)[0]) as bad,  # nobody else takes it while it is away
         data_path(placed({"p": p.url}, {"good": good.url, "bad": bad.url}), chosen) as path,
     ):
         yield path, bad
@@ -87,7 +87,11 @@ async def test_with_attempts_left_nobody_notices() -> None:
 @pytest.mark.rule("P7")
 @on_uvloop
 async def test_where_no_other_can_serve_it_is_asked_all_the_same() -> None:
-    async with before(answers) as (path, _, d):
+    async with (
+        scripted(prefills) as p,
+        scripted(answers, port=free_ports(1)[0]) as d,
+        data_path(placed({"p": p.url}, {"d": d.url})) as path,
+    ):
         alone(path.feed)
         await d.stop()
         assert (await path.post()).status == 502

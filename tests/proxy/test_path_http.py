@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from narwhal.proxy.accepting import Acceptor
-from narwhal.proxy.incoming import MAX_AHEAD, MAX_HEAD_BYTES
+from narwhal.proxy.incoming import MAX_AHEAD, MAX_HEAD_BYTES, SLICE
 from narwhal.vocabulary import Outcome, RequestResult
 from tests.metronome import Metronome
 from tests.proxy.harness import (
@@ -63,6 +63,13 @@ MALFORMED = {
     "a negative length": POST + b"Content-Length: -1\r\n\r\n" + DATA,
     "a header with a space in its name": POST + b"X y: 1\r\nContent-Length: 2\r\n\r\n{}",
     "a folded header": POST + b"X: 1\r\n 2\r\nContent-Length: 2\r\n\r\n{}",
+    "no host": b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(DATA), DATA),
+    "no host, and another protocol": b"GET /health HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "two hosts": POST + b"Host: t\r\nContent-Length: %d\r\n\r\n%b" % (len(DATA), DATA),
+    "two hosts to HTTP/1.0": b"GET /health HTTP/1.0\r\nHost: t\r\nHost: u\r\n\r\n",
+    "a host with a space": b"GET /health HTTP/1.1\r\nHost: t u\r\n\r\n",
+    "a host with a path": b"GET /health HTTP/1.1\r\nHost: t/u\r\n\r\n",
+    "chunks to HTTP/1.0": b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n" + LAST,
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
 }
 
@@ -81,6 +88,41 @@ async def test_case_F18_malformed_framing_is_a_400_and_the_end_of_the_connection
         assert json.loads(rest)["error"]["type"] == "invalid_request_error"
         assert data.count(b"HTTP/1.") == 1
         assert (p.asked, d.asked) == ([], [])
+
+
+CODINGS = {
+    "gzip, chunked": b"Transfer-Encoding: gzip, chunked\r\n",
+    "in two lines": b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n",
+    "twice chunked": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    "chunked, with a parameter": b"Transfer-Encoding: x;q=1, chunked\r\n",
+}
+
+
+@pytest.mark.case("F18")
+@pytest.mark.parametrize("name", CODINGS)
+@on_uvloop
+async def test_case_F18_a_coding_that_nobody_undoes_is_not_taken_for_plain(name: str) -> None:
+    async with before(answers) as (path, p, d):
+        reader, _ = await path.raw(POST + CODINGS[name] + b"\r\n" + chunk(DATA) + LAST)
+        assert await error_of(reader) in (
+            (501, "invalid_request_error", "transfer_encoding"),
+            (400, "invalid_request_error", None),  # by the parser, where it knows better
+        )
+        assert (p.asked, d.asked) == ([], [])
+        reader, writer = await path.raw(POST + b"Transfer-Encoding:  Chunked \r\n\r\n" + chunk(DATA) + LAST)
+        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 200
+        writer.close()
+
+
+@pytest.mark.parametrize("host", ["", "[::1]:8000", "t:", "a_b.c-d:80", "127.0.0.1"])
+@on_uvloop
+async def test_hosts_that_may_be(host: str) -> None:
+    async with before(answers) as (path, _, _):
+        reader, writer = await path.raw(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 200
+        writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 200
+        writer.close()
 
 
 @pytest.mark.case("F18")
@@ -187,6 +229,27 @@ async def test_expect_is_answered_before_the_body_and_refused_when_it_is_too_lar
         reader, writer = await path.raw(head.format(5000).encode())
         assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 413
         writer.close()
+
+
+@pytest.mark.parametrize(("line", "status"), [("POST /nope", 404), ("PUT /v1/completions", 405), ("GET /health", 200)])
+@pytest.mark.parametrize("sends", [False, True])
+@on_uvloop
+async def test_who_waits_to_send_what_nobody_will_read_has_its_answer_at_once(
+    line: str, status: int, sends: bool
+) -> None:
+    async with before(answers) as (path, _, _):
+        head = f"{line} HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n".encode()
+        # Also in its turn, behind another.
+        reader, writer = await path.raw(request_bytes(BODY) + head)
+        assert (await asyncio.wait_for(read_answer(reader), 5.0))[0] == 200
+        got, answered, _ = await asyncio.wait_for(read_answer(reader), 5.0)
+        assert (got, b"connection: close" in answered.lower()) == (status, True)
+        if sends:
+            writer.write(b"hello" + request_bytes(BODY))
+        assert await asyncio.wait_for(reader.read(), 5.0) == b"", "what comes after it is not read as a request"
+        writer.close()
+        assert len(path.reporter.results) == 1
+        await until(lambda: not path.data.handler.connections)
 
 
 @pytest.mark.case("E2")
@@ -345,14 +408,30 @@ async def test_case_F18_what_is_sent_ahead_of_its_turn_is_bounded() -> None:
         # By number: many small ones in one go.
         release.clear()
         get = b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n"
-        reader, writer = await path.raw(request_bytes(BODY) + get * (MAX_AHEAD + 1))
+        many = 20_000
+        reader, writer = await path.raw(request_bytes(BODY))
         await until(lambda: path.data.inflight.legs.get("d"))
+        writer.write(get * many)
+        (connection,) = path.data.handler.connections
+        await until(lambda: connection._rest, "more has come than is parsed")
+        assert len(connection._waiting) <= MAX_AHEAD + SLICE // len(get)
         release.set()
-        statuses = [(await asyncio.wait_for(read_answer(reader), 5.0))[0] for _ in range(MAX_AHEAD + 1)]
-        assert statuses == [200] * MAX_AHEAD + [400]
-        assert await reader.read() == b""
+        statuses = [(await asyncio.wait_for(read_answer(reader), 5.0))[0] for _ in range(1 + many)]
+        assert statuses == [200] * (1 + many)
         writer.close()
         assert len(p.asked) == 2 + sent // len(big)
+
+
+@pytest.mark.case("F18")
+@on_uvloop
+async def test_case_F18_any_number_of_completions_may_be_sent_at_once() -> None:
+    async with before(answers) as (path, p, _):
+        many = 3 * MAX_AHEAD
+        data = b"".join(request_bytes({**BODY, "prompt": f"no. {n}"}) for n in range(many))
+        reader, writer = await path.raw(data)
+        assert [(await asyncio.wait_for(read_answer(reader), 5.0))[0] for _ in range(many)] == [200] * many
+        writer.close()
+        assert [json.loads(a.body)["prompt"] for a in p.asked] == [f"no. {n}" for n in range(many)]
 
 
 @on_uvloop

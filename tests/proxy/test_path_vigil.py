@@ -353,7 +353,7 @@ async def test_a_whole_answer_does_not_wait_on_a_held_engine_until_its_handoff_i
             began = time.monotonic()
             path.feed.placement = ejected(placement, "bad", Hold.VERIFICATION)
             assert (await asyncio.wait_for(request, 5.0)).json["choices"][0]["text"] == "b"
-            assert 1.9 < time.monotonic() - began < 3.0
+            assert 1.9 < time.monotonic() - began < 4.0
             assert path.reporter.outcomes == [
                 Outcome.HANDOFF,
                 Outcome.STALLED,

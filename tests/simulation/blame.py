@@ -45,6 +45,7 @@ FAILS: dict[Outcome, FailureClass] = {
     Outcome.ERROR_EVENT: F.STREAM,
     Outcome.HTTP_429: F.OVERLOAD,
     Outcome.HTTP_5XX: F.INFERENCE_STATUS,
+    Outcome.WRONG_IDENTITY: F.INFERENCE_STATUS,
     Outcome.HANDOFF_UNUSABLE: F.KV_HANDOFF,
 }
 CLEARS: dict[Outcome, set[FailureClass]] = {
@@ -56,7 +57,9 @@ EJECTS = {F.CONNECTION}
 BY_HEALTH = {F.CONNECTION, F.TIMEOUT, F.OVERLOAD}
 VERIFIED = {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF}
 OUT = {Hold.EJECTED, Hold.VERIFICATION, Hold.JOINING}
-READ = {Outcome.STALLED, Outcome.STREAM_SILENT}  # failures of a stream that had read its handoff
+# Failures that no producer has part in: of a stream that had read its handoff, and of a leg that never came to.
+READ = {Outcome.STALLED, Outcome.STREAM_SILENT, Outcome.WRONG_IDENTITY}
+OWN = {Outcome.WRONG_IDENTITY}  # set aside of a proxy that is taken for the fault itself, beside two classes
 
 
 class Recount:
@@ -122,10 +125,10 @@ class Recount:
                 continue
             if run.outcome in CLEARS:
                 self.success_at[run.engine] = self.term.control.world.now
-            for failure in CLEARS.get(run.outcome, ()):
+            for failure in CLEARS.get(run.outcome, {F.CONNECTION} if run.outcome in OWN else ()):
                 self._end(run.engine, failure)
             failed = FAILS.get(run.outcome)
-            if failed is not None and not (doubted and failed in (F.CONNECTION, F.TIMEOUT)):
+            if failed is not None and not (doubted and (failed in (F.CONNECTION, F.TIMEOUT) or run.outcome in OWN)):
                 self._count(run, failed)
         reached = {(r.engine, FAILS[r.outcome]) for r in failures}
         reached = {(engine, failed) for engine, failed in reached if self.streaks[engine][failed] >= limit}

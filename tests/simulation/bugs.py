@@ -146,7 +146,7 @@ BUGS: dict[str, Bug] = {
     ),
     "reader-blamed": Bug(
         rule=Invariant.BLAME,
-        seed=25,
+        seed=150,
         says="nothing is wrong with it",
         plant=both(swap(probing, "CONVICTS", 1), swap(InferenceProbe, "_order", as_they_come)),
     ),
@@ -168,7 +168,7 @@ BUGS: dict[str, Bug] = {
     "no-sweeps": Bug(
         rule=Invariant.DETECTION, seed=5, says=" answers nobody for ", plant=swap(Liveness, "tick", no_decisions)
     ),
-    "gate-stays-shut": Bug(rule=Invariant.RECOVERY, seed=2, says="not well ", plant=never_back),
+    "gate-stays-shut": Bug(rule=Invariant.RECOVERY, seed=1, says="not well ", plant=never_back),
     "settled-too-soon": Bug(
         rule=Invariant.DRAINED, seed=16, says=" has work there", plant=swap(Drains, "_proxy_waits", waits_for_nothing)
     ),
@@ -219,7 +219,7 @@ BUGS: dict[str, Bug] = {
         plant=both(swap(Held, "offer", offer_any), old_one_last),
     ),
     "acts-unfenced": Bug(
-        rule=Invariant.ONE_ACTS, seed=37, says=" is published after ", plant=swap(term.Term, "may_act", unfenced)
+        rule=Invariant.ONE_ACTS, seed=41, says=" is published after ", plant=swap(term.Term, "may_act", unfenced)
     ),
     "resume-forgets-streaks": Bug(rule=Invariant.RESUME, seed=29, says=": streaks ", plant=loading(without_streaks)),
     "resume-forgets-requests": Bug(
@@ -243,7 +243,7 @@ BUGS: dict[str, Bug] = {
     ),
     "probe-acquits-nobody": Bug(
         rule=Invariant.BLAME,
-        seed=1,
+        seed=19,
         says=" is on a verification hold for ",
         plant=swap(InferenceProbe, "verdict", property(proves_nothing)),
     ),

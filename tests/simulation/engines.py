@@ -37,6 +37,7 @@ class Trouble(StrEnum):
     MUTE_KV = "mute kv"  # prefill works, and who reads its KV waits
     SICK_HEALTH = "sick health"  # health 500, generation works
     MUTE_HEALTH = "mute health"  # health says nothing, generation works
+    NOT_FOUND = "404"  # to whatever is to be generated; the model is listed, and health is 200
 
 
 class Seen(StrEnum):
@@ -241,6 +242,8 @@ class Engine(Node):
             self.after(0.002, self._answer, wire, None)
         elif self._meets(Trouble.DEAD_GENERATION):
             pass  # taken, and never answered
+        elif self._meets(Trouble.NOT_FOUND):
+            self._status(wire, 404)
         elif self._meets(Trouble.BUSY):
             self._status(wire, 429)
         elif self._meets(Trouble.HTTP_500):

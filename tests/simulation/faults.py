@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 # After a fault between others that nobody can tell from an engine's own.
 UNSURE_S = 90.0
 LASTING_S = (5.0, 40.0)
+LOST_SHARE = 0.3  # of the seeds have an engine, or all of a role, that answer 404
 LATE_S = 1.5  # an answer of the store, at the worst
 GONE = (Trouble.DOWN, Trouble.HANG)
 UNREAD = (Trouble.UNREADABLE, Trouble.MUTE_KV)
+# Drawn apart from the others.
+APART = (Trouble.NOT_FOUND,)
 SHARED = frozenset({Trouble.RESET, Trouble.HTTP_500, Trouble.HTTP_503, Trouble.BUSY, Trouble.CUT, Trouble.SILENT})
 
 
@@ -47,6 +50,10 @@ class Faults:
             self.planned += 1
             kind = slowly.choice((slowed, slowed_alone))
             self.sim.world.after(slowly.uniform(10.0, 40.0), self._begin, kind, slowly.uniform(20.0, 60.0))
+        lost = Random(f"lost {plan.seed}")
+        if lost.random() < LOST_SHARE:
+            self.planned += 1
+            self.sim.world.after(lost.uniform(10.0, 60.0), self._begin, model_lost, lost.uniform(*LASTING_S))
         # Drawn apart as well, and mostly after everything else, so that a seed is the run it was up to then.
         rarely = Random(f"rare {plan.seed}")
         if rarely.random() < rare.SHARE:
@@ -100,7 +107,7 @@ def rng_start(rng: Random) -> float:
 def engine_trouble(faults: Faults, lasts_s: float) -> None:
     """One engine has one trouble."""
     rng, engine = faults.rng, faults.an_engine()
-    kind = rng.choice((*Trouble, *(*GONE, *UNREAD) * 2))
+    kind = rng.choice((*(t for t in Trouble if t not in APART), *(*GONE, *UNREAD) * 2))
     if engine.sick:
         return
     share = rng.choice((1.0, 1.0, 0.6)) if kind in SHARED else 1.0
@@ -136,6 +143,21 @@ def slowed_alone(faults: Faults, lasts_s: float) -> None:
 
     faults.planned += 1
     sim.world.after(lasts_s / 2, others)
+
+
+def model_lost(faults: Faults, lasts_s: float) -> None:
+    """One engine, or now and then each of its role, answers 404 to whatever is to be generated, and lists the model."""
+    draw, engines = Random(f"lost by {faults.sim.plan.seed}"), list(faults.sim.engines.values())
+    engine = draw.choice(engines)
+    alike = [e for e in engines if e.role is engine.role] if draw.random() < 0.3 else [engine]
+    for one in alike:
+        if not one.sick:
+            one.trouble(Trouble.NOT_FOUND)
+            faults.last(lasts_s, f"{one.name}: {Trouble.NOT_FOUND}", _found(one))
+
+
+def _found(engine: Engine) -> Callable[[], None]:
+    return lambda: engine.relieve(Trouble.NOT_FOUND)
 
 
 def engine_restart(faults: Faults, lasts_s: float) -> None:

@@ -38,7 +38,7 @@ SEEN = {
     Seen.ERROR: Outcome.ERROR_EVENT,
     Seen.CLOSED: Outcome.STREAM_CUT,
 }
-STATUSES = {408: Outcome.HTTP_408, 429: Outcome.HTTP_429}
+STATUSES = {404: Outcome.WRONG_IDENTITY, 408: Outcome.HTTP_408, 429: Outcome.HTTP_429}
 
 
 class Exchange:

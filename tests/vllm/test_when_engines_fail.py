@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -188,6 +189,49 @@ def test_an_engine_whose_core_is_stopped_while_its_health_is_green(healed: Stack
         healed.cont_core("decode-0")
     healed.wait_back("decode-0", before)
     serves_well(healed, "after the stop")
+
+
+@pytest.mark.rule("V11", "V4", "F10")
+def test_whole_answers_on_a_core_that_goes_on_after_the_lease(healed: Stack) -> None:
+    """Nothing but whole answers, so no deadline of a first token ends them. What the stopped engine goes on with has
+    been freed by then: nobody may get its answer."""
+    healed.write_fleet(serving={"max_attempts": 2})
+    try:
+        serves_well(healed, "before whole answers")
+        wait_until(lambda: all(healed.seen(name)["weight"] == 1 for name in DECODERS), "both take their full share", 60)
+        bodies = [body_of(f"whole {number}") for number in range(8)]
+        right = [healed.alone(COMPLETIONS, body) for body in bodies]
+        expired = metric(healed.prefill.url, "vllm:nixl_num_kv_expired_reqs_total")
+        before = healed.incarnation("decode-0")
+        failed = len(healed.events("leg_failed"))
+        with ThreadPoolExecutor(len(bodies)) as clients:
+            healed.stop_core("decode-0")
+            began, began_at = time.monotonic(), time.time()
+            try:
+                answers = list(clients.map(lambda body: post(healed.url, COMPLETIONS, body), bodies))
+                print(f"the last of them was answered after {max(answer.end_s for answer in answers):.1f} s")
+
+                def lease_is_over() -> bool:
+                    # An engine that has nothing to do does not look at its leases.
+                    text_of(post(healed.prefill.url, COMPLETIONS, body_of(f"others {time.monotonic()}", max_tokens=1)))
+                    return metric(healed.prefill.url, "vllm:nixl_num_kv_expired_reqs_total") > expired
+
+                wait_until(lease_is_over, "the producer's lease is over", 2 * KV_LEASE_S)
+                print(f"the lease was over {time.monotonic() - began:.1f} s after the core was stopped")
+                healed.wait_explained("decode-0", "is not eligible: ejected")
+            finally:
+                healed.cont_core("decode-0")
+        assert [text_of(answer) for answer in answers] == right
+        legs = healed.events("leg_failed")[failed:]
+        ended = [leg for leg in legs if (leg["engine"], leg["outcome"]) == ("decode-0", "read_timeout")]
+        waited_s = [datetime.fromisoformat(leg["timestamp"]).timestamp() - began_at for leg in ended]
+        print("\n".join(f"after {s:.1f} s: {leg['detail']}" for s, leg in zip(waited_s, ended, strict=True)))
+        assert ended
+        assert max(waited_s) < KV_LEASE_S  # however busy the machine was: then they are tried elsewhere
+        healed.wait_back("decode-0", before)
+        serves_well(healed, "after whole answers")
+    finally:
+        healed.write_fleet()
 
 
 @pytest.mark.rule("V6")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.evidence import CLASS_OF, CLEARS, HAD_READ, REMEMBERS, Seen
+from narwhal.control.core.evidence import BEFORE_READING, CLASS_OF, CLEARS, HAD_READ, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.roles import Roles
@@ -17,7 +17,7 @@ from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.signals import Signals
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
-from narwhal.control.core.witnesses import AT_FAULT, Witnesses
+from narwhal.control.core.witnesses import AT_FAULT, OWN_CREDENTIAL, Witnesses
 from narwhal.reports import Batch, ProxyKey, Run
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase
 
@@ -76,18 +76,15 @@ class Intake:
             decisions += self._witnesses.own_cause(proxy, now=now)
         if run.incarnation != engine.incarnation or not engine.answerable:
             return decisions
-        if run.outcome in CLEARS:
-            decisions += self._success(proxy, run, engine, now=now)
-        elif run.outcome in CLASS_OF:
-            decisions += self._failure(proxy, run, engine, CLASS_OF[run.outcome], now=now)
-        return decisions
-
-    def _success(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:
-        engine.evidence.clear(CLEARS[run.outcome], held=Hold.VERIFICATION in engine.holds)
-        self._liveness.heard(engine.id)
-        decisions: list[Decision] = [*self._witnesses.success(proxy, engine.id, now=now)]
         if run.outcome is Outcome.WRONG_IDENTITY:
             decisions += self._models.doubted(engine, now=now)
+        if run.outcome in CLEARS:
+            engine.evidence.clear(CLEARS[run.outcome], held=Hold.VERIFICATION in engine.holds)
+        if run.outcome in CLASS_OF:
+            decisions += self._failure(proxy, run, engine, CLASS_OF[run.outcome], now=now)
+        elif run.outcome in CLEARS:
+            self._liveness.heard(engine.id)
+            decisions += self._witnesses.success(proxy, engine.id, now=now)
         return decisions
 
     def _failure(
@@ -96,7 +93,7 @@ class Intake:
         decisions: list[Decision] = []
         if run.outcome is Outcome.STALLED and self._contradicted(proxy, run, now=now):
             return decisions
-        if failure in AT_FAULT:
+        if failure in AT_FAULT or run.outcome in OWN_CREDENTIAL:
             # Nobody has legs on those that are drained: counted too, a proxy could fail on all others and not be the
             # fault.
             in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.shut]
@@ -124,7 +121,7 @@ class Intake:
 
     def _read(self, run: Run, engine: Engine, *, now: float) -> list[Decision]:
         """Remember the producer of a failed decode leg, if it still is the process that produced (spec F7)."""
-        producer = self._producer(run, engine)
+        producer = self._producer(run, engine) if run.outcome not in BEFORE_READING else None
         if producer is not None:
             engine.evidence.blame(producer.id, producer.incarnation)
             if run.outcome not in HAD_READ:

@@ -21,5 +21,8 @@ async def fleet(running: Ensemble) -> AsyncIterator[Ensemble]:
     """Everybody in place before the test; after it, the proof that at no instant two processes acted."""
     await running.restore()
     await running.settled()
-    yield running
+    try:
+        yield running
+    finally:
+        await running.restore()  # the proof reads from etcd
     await asyncio.to_thread(running.one_ruler)

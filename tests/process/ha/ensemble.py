@@ -34,6 +34,7 @@ ENGINES = ("p1", "p2", "p3", "d1", "d2", "d3")
 NAMES = ("a", "b")
 PROXIES = 3
 TTL_S = 3
+REPORTS_S = 1.0  # proxies report at least so often
 INTERVAL_S = 0.3
 BLOCK_S = 2.0 * TTL_S
 TROUBLED = ("env", f"BLOCK_S={BLOCK_S}", sys.executable, Path(__file__).with_name("troubled_control.py"))
@@ -76,6 +77,7 @@ class Ensemble:
         self.dead_at: dict[int, float] = {}  # boot time at which a process of this id was known to be dead
         self.proxies: list[Program] = []
         self.served = 0  # requests that clients were answered, ever
+        self._doubtful = False  # a request failed: whether control counts it as served is not known
         self._broken: set[int] = set()  # ids of processes whose stage `liveness` raises
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -142,6 +144,11 @@ class Ensemble:
                 await self.begin(name)
         for proxy in self.proxies:
             proxy.must_live()
+        if self._doubtful:
+            await self.settled()
+            await passed(3 * REPORTS_S)
+            self.served = (await self.stage.status(self.at[await self.active()])).totals.served
+            self._doubtful = False
 
     async def healed(self) -> None:
         """Every engine is sound and serves, whatever was done to it."""
@@ -321,6 +328,7 @@ class Ensemble:
     async def load(self) -> AsyncIterator[Seen]:
         """The official client on every proxy, streamed and not, without retries of its own, until the block ends."""
         seen, stop = Seen(), asyncio.Event()
+        self._doubtful = True
 
         async def ask(proxy: Program, stream: bool) -> None:
             base = f"http://{proxy.at['http']}/v1"
@@ -353,6 +361,7 @@ class Ensemble:
         finally:
             stop.set()
             await asyncio.gather(*tasks)
+            self._doubtful = bool(seen.errors)
 
 
 def stamp(entry: dict[str, Any]) -> float:

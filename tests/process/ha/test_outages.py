@@ -158,7 +158,7 @@ async def test_case_I3_after_short_outages_at_random_one_leads_again_in_time(fle
             name = await fleet.active()
             took_s = boottime() - began
         print(f"{OUTAGES} outages: {name} leads {took_s:.2f} s after the last")
-        assert took_s < TTL_S + 2.0 + metronome.total_s
+        assert took_s < TTL_S + 4.0 + metronome.total_s
         await fleet.settled()
         await seen.more(6)
     assert len(await leaders(fleet)) == 1

@@ -1,9 +1,10 @@
 """`narwhal-control` itself, with two faults at hand that no signal of the system's can bring about.
 
-SIGUSR1 blocks its event loop for BLOCK_S seconds, while its other threads run. SIGUSR2 has its stage `liveness` raise
-in every pass, until the next SIGUSR2.
+SIGUSR1 blocks its event loop for BLOCK_S seconds, while its other threads run; its log says since when. SIGUSR2 has its
+stage `liveness` raise in every pass, until the next SIGUSR2.
 """
 
+import json
 import os
 import signal
 import time
@@ -20,6 +21,8 @@ _broken = False
 
 
 def _block(_number: int, _frame: FrameType | None) -> None:
+    since = time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.write(2, json.dumps({"event": "blocked", "boottime": since}).encode() + b"\n")
     time.sleep(float(os.environ["BLOCK_S"]))
 
 
