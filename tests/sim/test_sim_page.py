@@ -1,4 +1,4 @@
-"""docs/simulated-engines.md: its table is the code's, its commands do what they say, its words are those of the answers."""
+"""docs/simulated-engines.md: its table is the code's, its commands do what they say, its words are the answers'."""
 
 import json
 import re
