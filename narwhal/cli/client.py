@@ -15,7 +15,8 @@ from grpc import aio
 
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc, placement_pb2, placement_pb2_grpc
 from narwhal.cli import engine_model, messages, model, outcomes, placement_model
-from narwhal.cli.failures import Lost, NotActive, Unreachable, of_a_change, translated
+from narwhal.cli.failures import CLOSED, Lost, NotActive, Refused, Unreachable, of_a_change, translated
+from narwhal.cli.secure import FLAGS, Secure, speaks_tls
 
 T = TypeVar("T")
 
@@ -74,15 +75,31 @@ def drained(engines: Sequence[engine_model.Engine], *, told: Sequence[str]) -> o
 class Control:
     """One control process. Made by `reach.connect`, of the active one; usable until its block is left."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secure: Secure | None = None) -> None:
+        """`secure`: what TLS is spoken with; None without."""
         self.address = address
-        self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._secure = secure
+        if secure is None:
+            self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        else:
+            options = (*_CHANNEL_OPTIONS, *secure.options)
+            self._channel = aio.secure_channel(address, secure.credentials, options=options)
         self._fleet = fleet_pb2_grpc.FleetServiceStub(self._channel)
         self._placement = placement_pb2_grpc.PlacementServiceStub(self._channel)
 
     async def close(self) -> None:
         """End what is under way, and the connection."""
         await self._channel.close()
+
+    async def at_odds(self, error: Unreachable | Refused) -> Unreachable | Refused:
+        """`error` of a first call, or a clearer one where the two sides differ about TLS."""
+        if str(error) != f"{self.address}: {CLOSED}":
+            return error
+        if self._secure is not None:
+            return Unreachable(f"{error}: it may not know the CA of the certificate it was shown")
+        if await speaks_tls(self.address):
+            return Unreachable(f"{self.address}: speaks TLS: give {FLAGS}")
+        return error
 
     async def status(self, *, proxies: bool = True) -> model.Status:
         """The whole fleet; without its proxies that costs one call instead of two."""

@@ -1,12 +1,11 @@
 """What the shell offers where a command wants a name that only control knows."""
 
 import asyncio
-from collections.abc import Sequence
 
 import click
 from click.shell_completion import CompletionItem
 
-from narwhal.cli.options import CommandError, Settings
+from narwhal.cli.options import CommandError, Settings, Where
 from narwhal.cli.reach import connect
 
 PATIENCE_S = 1.0  # who presses Tab does not wait for a dead machine
@@ -23,7 +22,7 @@ def engine_names(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return [CompletionItem(name, help=serves) for name, serves in engines if name.startswith(incomplete)]
 
 
-async def _engines(addresses: Sequence[str]) -> list[tuple[str, str]]:
-    async with asyncio.timeout(PATIENCE_S), connect(addresses) as control:
+async def _engines(where: Where) -> list[tuple[str, str]]:
+    async with asyncio.timeout(PATIENCE_S), connect(where) as control:
         status = await control.status(proxies=False)
     return [(engine.id, f"serves {'+'.join(engine.phases) or 'nothing'}") for engine in status.engines]

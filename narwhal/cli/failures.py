@@ -32,11 +32,15 @@ class Lost(Unreachable):
 
 
 # How gRPC words what a person knows by another name; looked for in the details of UNAVAILABLE.
+CLOSED = "closed the connection"
 _TRANSPORT = (
+    ("WRONG_VERSION_NUMBER", "does not speak TLS: leave out the TLS options"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of a CA in the file of --tls-ca"),
+    ("Hostname Verification Check failed", "its certificate is not for that address: give --tls-server-name"),
     ("Failed parsing HTTP/2", "does not speak gRPC; is it the HTTP port?"),
     ("errors resolving", "name does not resolve"),
     ("DNS resolution failed", "name does not resolve"),
-    ("Socket closed", "closed the connection"),
+    ("Socket closed", CLOSED),
 )
 
 

@@ -5,13 +5,14 @@ stream starts anew after a reconnect has to know itself what it has shown alread
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
 from narwhal.cli import model
 from narwhal.cli.client import Control, cancelled
 from narwhal.cli.failures import Lost, Refused, Unreachable
+from narwhal.cli.options import Where
 from narwhal.cli.reach import connect
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ RETRY_S = (0.2, 2.0)  # first and longest pause between two searches for the act
 
 
 async def follow(
-    addresses: Sequence[str],
+    where: Where,
     stream: Callable[[Control, model.Status], AsyncGenerator[T]],
     *,
     notice: Callable[[str], None],
@@ -35,7 +36,7 @@ async def follow(
     said: str | None = None  # None until connected for the first time
     while True:
         try:
-            async with connect(addresses) as control:
+            async with connect(where) as control:
                 status = await control.status(proxies=False)
                 if said:
                     notice(f"following {control.address}, epoch {status.control.epoch}")

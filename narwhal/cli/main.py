@@ -89,7 +89,7 @@ def _accept_global_options(command: click.Command) -> None:
 
 @click.group(
     cls=LazyGroup,
-    params=[*global_options(envvar="NARWHAL_CONTROL")],
+    params=[*global_options(environment=True)],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="narwhal", prog_name="narwhalctl", message="%(prog)s %(version)s")

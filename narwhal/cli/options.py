@@ -28,10 +28,29 @@ class Output(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TlsOptions:
+    """What was said about TLS; empty for nothing."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+    fleet: str = ""  # the fleet file whose `tls` is taken where the others are empty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where control is, and how it is spoken to."""
+
+    addresses: tuple[str, ...] = (DEFAULT_CONTROL,)
+    tls: TlsOptions = TlsOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The global options as they apply to the command that runs. `output` is None where the command's default rules."""
 
-    control: tuple[str, ...] = (DEFAULT_CONTROL,)
+    control: Where = Where()
     output: Output | None = None
 
     @property
@@ -80,7 +99,19 @@ def addresses(text: str) -> tuple[str, ...]:
 
 def _set_control(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
-        _update(ctx, lambda settings: replace(settings, control=addresses(value)))
+        where = addresses(value)
+        _update(ctx, lambda settings: replace(settings, control=replace(settings.control, addresses=where)))
+
+
+def _set_tls(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        name = str(param.name).removeprefix("tls_")
+
+        def change(settings: Settings) -> Settings:
+            tls = replace(settings.control.tls, **{name: value})
+            return replace(settings, control=replace(settings.control, tls=tls))
+
+        _update(ctx, change)
 
 
 def _set_output(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -92,20 +123,50 @@ def _update(ctx: click.Context, change: Callable[[Settings], Settings]) -> None:
     ctx.obj = change(ctx.find_object(Settings) or Settings())
 
 
-def global_options(envvar: str | None = None) -> list[click.Option]:
-    """Fresh `--control` and `--output` options, for the group and for each command: they may stand on either side.
+# flag → its help
+_TLS = {
+    "--tls-ca": "CA certificates that control is checked against",
+    "--tls-cert": "certificate that control is shown",
+    "--tls-key": "private key of that certificate",
+    "--tls-server-name": "name that control's certificate must be for, where that is not the address",
+    "--fleet": "fleet file whose tls files are taken",
+}
 
-    Only the group's `--control` reads the environment, else the environment would win over the group's flag.
+
+def variable(flag: str) -> str:
+    """The environment variable that stands for a global option."""
+    return "NARWHAL_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def _tls_options(environment: bool) -> list[click.Option]:
+    return [
+        click.Option(
+            [flag],
+            metavar="NAME" if flag.endswith("name") else "FILE",
+            envvar=variable(flag) if environment else None,
+            expose_value=False,
+            callback=_set_tls,
+            help=f"{meaning[0].upper()}{meaning[1:]}, or {variable(flag)}.",
+        )
+        for flag, meaning in _TLS.items()
+    ]
+
+
+def global_options(*, environment: bool = False) -> list[click.Option]:
+    """Fresh global options, for the group and for each command: they may stand on either side of its name.
+
+    Only the group's read the environment, else the environment would win over the group's flags.
     """
     return [
         click.Option(
             ["--control"],
             metavar="HOST:PORT[,...]",
-            envvar=envvar,
+            envvar=variable("--control") if environment else None,
             expose_value=False,
             callback=_set_control,
             help=f"Control processes to ask, or NARWHAL_CONTROL; {DEFAULT_CONTROL} unless told otherwise.",
         ),
+        *_tls_options(environment),
         click.Option(
             ["-o", "--output"],
             type=click.Choice([output.value for output in Output]),

@@ -14,7 +14,7 @@ from narwhal.config.problems import FleetFileError, shown
 NAME = {"name": "needs a restart"}
 CONTROL_REFUSED = {
     **NAME,
-    "model": "needs a restart, without --resume, so that every engine is asked what it serves before it gets requests",
+    "model": "needs a restart, at which every engine is asked what it serves before it gets requests",
 }
 PROXY_REFUSED = NAME  # control's model stands above that of its file
 # Sections that are read at the start only, by each program.

@@ -26,6 +26,7 @@ from narwhal.config.fields import (
     Text,
     refuse,
 )
+from narwhal.tls import TlsFiles
 from narwhal.vocabulary import Phase
 
 
@@ -441,6 +442,13 @@ class TlsConfig(Section):
         default=None,
         description="File with the private key of `tls.cert`.",
     )
+
+    @property
+    def files(self) -> TlsFiles | None:
+        """All three, None without TLS."""
+        if self.ca is None or self.cert is None or self.key is None:
+            return None
+        return TlsFiles(ca=self.ca, cert=self.cert, key=self.key)
 
 
 def _not_yet(_: str) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from narwhal._pb import fleet_pb2, fleet_pb2_grpc
 from narwhal.config import TlsConfig
 from narwhal.control.yielding import Said
+from narwhal.tls import read_tls
 
 Dial = Callable[[str], grpc.aio.Channel]
 
@@ -36,12 +36,11 @@ class Heard:
 
 
 def dialler(tls: TlsConfig) -> Dial:
-    """How other control processes are called: over TLS where this one serves it. Raises OSError for a file that cannot
-    be read."""
-    if tls.ca is None or tls.cert is None or tls.key is None:
+    """How other control processes are called: over TLS where this one serves it. Raises TlsError."""
+    if tls.files is None:
         return lambda address: grpc.aio.insecure_channel(address, options=_CHANNEL)
-    ca, cert, key = (Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key))
-    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    read = read_tls(tls.files)
+    credentials = grpc.ssl_channel_credentials(read.ca, read.key, read.cert)
     return lambda address: grpc.aio.secure_channel(address, credentials, options=_CHANNEL)
 
 

@@ -37,7 +37,7 @@ def judge(document: bytes | None, core: CoreSettings) -> Judged:
         return refused(f"the saved handoff is not JSON: {error}")
     except HandoffError as error:
         return refused(f"the saved handoff cannot be applied: {error}")
-    comparison = compare(handoff.state, fleet=core.name, engines=[e.id for e in core.engines])
+    comparison = compare(handoff.state, fleet=core.name, model=core.model, engines=[e.id for e in core.engines])
     applies = comparison.resume is Resume.APPLY
     problem = "" if applies else comparison.message
     return Judged(document=document, handoff=handoff, resume=comparison.resume, problem=problem)

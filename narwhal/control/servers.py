@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import grpc
 from aiohttp import web
@@ -13,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from narwhal.config import TlsConfig
 from narwhal.daemon import StartError, bound, joined, listen
+from narwhal.tls import TlsError, read_tls
 
 GRACE_S = 0.3  # for streams to take their last message
 HEALTH_LOOK_S = 0.25
@@ -27,13 +27,13 @@ def advertised(address: str) -> str:
 
 def credentials(tls: TlsConfig) -> grpc.ServerCredentials | None:
     """Mutual TLS of the gRPC services; None without it. Raises StartError."""
-    if tls.ca is None or tls.cert is None or tls.key is None:
+    if tls.files is None:
         return None
     try:
-        ca, cert, key = (Path(path).read_bytes() for path in (tls.ca, tls.cert, tls.key))
-    except OSError as error:
-        raise StartError(f"tls: cannot read {error.filename}: {error.strerror}", 2) from error
-    return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
+        read = read_tls(tls.files)
+    except TlsError as error:
+        raise StartError(str(error), 2) from error
+    return grpc.ssl_server_credentials([(read.key, read.cert)], root_certificates=read.ca, require_client_auth=True)
 
 
 class Servers:

@@ -139,6 +139,8 @@ class Yielding:
     def _must(self, holder: str, by_operator: bool, *, proven: bool) -> Said:
         """The standby, when the rules allow to yield to it. Raises YieldRefused."""
         known = next((known.said for known in self.standbys() if known.said.holder == holder), None)
+        if known is None and holder == self._leader.holder:
+            raise YieldRefused(f"{holder} leads already")
         if known is None:
             raise YieldRefused(f"no standby {holder} is there")
         leader = self._leader

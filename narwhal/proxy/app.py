@@ -22,6 +22,7 @@ from narwhal.logs import LogFormat, setup_logging
 from narwhal.proxy.admin import admin_http
 from narwhal.proxy.line import Start
 from narwhal.proxy.supervisor import Supervisor
+from narwhal.tls import TlsError, read_tls
 
 CONTROL = "127.0.0.1:7400"
 MOST_WORKERS = 256
@@ -52,6 +53,7 @@ class Proxy:
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT has drained all workers. Raises StartError."""
         options = self._options
+        self._check_tls()
         with contextlib.ExitStack() as stack:
             listener = listen(options.http, "HTTP")
             stack.callback(unlisten, listener)
@@ -79,10 +81,18 @@ class Proxy:
             finally:
                 await runner.cleanup()
 
+    def _check_tls(self) -> None:
+        """Each worker reads the files for itself; what is wrong with them at the start ends it. Raises StartError."""
+        files = self._config.tls.files if self._config is not None else None
+        if files is not None:
+            try:
+                read_tls(files)
+            except TlsError as error:
+                raise StartError(str(error), 2) from error
+
     def _template(self, http: str) -> Start:
         config, options = self._config, self._options
-        tls = config.tls if config is not None else None
-        files = [tls.ca, tls.cert, tls.key] if tls is not None else []
+        tls = config.tls.files if config is not None else None
         return Start(
             id=options.id or f"{socket.gethostname()}-{Path(http.rpartition(':')[2]).name}",
             slot=0,
@@ -92,7 +102,7 @@ class Proxy:
             settings=config.proxy_settings().to_json().decode() if config is not None else "",
             address=http,
             log_format=options.log_format,
-            tls=[name for name in files if name is not None],
+            tls=[tls.ca, tls.cert, tls.key] if tls is not None else [],
         )
 
     def _reload(self, supervisor: Supervisor) -> None:

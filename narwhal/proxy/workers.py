@@ -14,7 +14,6 @@ import random
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -41,6 +40,7 @@ from narwhal.proxy.reporter import OutcomeReporter
 from narwhal.proxy.seams import Inflight
 from narwhal.proxy.server import ClientServer
 from narwhal.proxy.view import PlacementView
+from narwhal.tls import TlsError, TlsFiles, read_tls
 from narwhal.vocabulary import NotReady
 
 # A worker that has just been started leaves connections to the others until it has a placement, but not for ever: alone
@@ -53,7 +53,7 @@ _log = structlog.get_logger()
 
 
 def dialler(tls: list[str]) -> Dial:
-    """How control is called: over TLS when the three files are given. Raises OSError for one that cannot be read."""
+    """How control is called: over TLS when the three files (ca, cert, key) are given. Raises TlsError."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, never one that has gone silent
         ("grpc.enable_http_proxy", 0),
@@ -64,8 +64,9 @@ def dialler(tls: list[str]) -> Dial:
     ]
     if not tls:
         return lambda address: grpc.aio.insecure_channel(address, options=options)
-    ca, cert, key = (Path(path).read_bytes() for path in tls)
-    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    ca, cert, key = tls
+    read = read_tls(TlsFiles(ca=ca, cert=cert, key=key))
+    credentials = grpc.ssl_channel_credentials(read.ca, read.key, read.cert)
     return lambda address: grpc.aio.secure_channel(address, credentials, options=options)
 
 
@@ -280,13 +281,21 @@ async def _work(line_fd: int, listener_fd: int) -> int:
     start = Start(**message[1])
     setup_logging(start.log_format, proxy=str(start.proxy))
     collect_seldom()
-    status = await Worker(line, socket.socket(fileno=listener_fd), start).run()
+    try:
+        status = await Worker(line, socket.socket(fileno=listener_fd), start).run()
+    except TlsError as error:
+        # They were fine when the proxy started. The others serve on, and the supervisor tries again.
+        _log.error("worker cannot start", reason=str(error))
+        status = 1
     await line.close()
     return status
 
 
 async def _goodbye(start: Start, reason: str) -> int:
-    dial = dialler(start.tls)
+    try:
+        dial = dialler(start.tls)
+    except TlsError:
+        return 1  # which workers say why of
     heard = await asyncio.gather(*(say_goodbye(dial, address, start.proxy, reason) for address in start.controls))
     return 0 if any(heard) else 1
 

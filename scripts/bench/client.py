@@ -3,14 +3,16 @@
 Prints the requests that ended well, those that did not, and the tokens that came, in the time given.
 """
 
+import argparse
 import asyncio
-import sys
 from typing import cast
 
 import uvloop
 
-PORT, CONNECTIONS = int(sys.argv[1]), int(sys.argv[2])
-SECONDS, TOKENS = float(sys.argv[3]), int(sys.argv[4])
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+for name, kind in (("port", int), ("connections", int), ("seconds", float), ("tokens", int)):
+    PARSER.add_argument(name, type=kind)
+PORT, CONNECTIONS, SECONDS, TOKENS = vars(PARSER.parse_args()).values()
 BODY = b'{"model":"bench","prompt":"%b","max_tokens":%d,"stream":%b}' % (
     b"the narwhal dives under the ice " * 16,
     TOKENS or 1,

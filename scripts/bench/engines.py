@@ -4,15 +4,17 @@ The first answers every request as a prefill, the second as a decode: one token 
 tokens `INTERVAL_S` apart.
 """
 
+import argparse
 import asyncio
 import re
-import sys
 from functools import partial
 from typing import cast
 
 import uvloop
 
-INTERVAL_S = float(sys.argv[1])
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("interval_s", type=float)
+INTERVAL_S: float = PARSER.parse_args().interval_s
 MAX_TOKENS = re.compile(rb'"max_tokens": ?(\d+)')
 STREAM = re.compile(rb'"stream": ?true')
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)

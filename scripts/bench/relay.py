@@ -4,8 +4,8 @@ aiohttp towards the client, a protocol on httptools towards the engines, chunks 
 `relay.py PORT PREFILL_PORT DECODE_PORT`, all on 127.0.0.1.
 """
 
+import argparse
 import asyncio
-import sys
 from typing import ClassVar, cast
 
 import orjson
@@ -13,7 +13,10 @@ import uvloop
 from aiohttp import web
 from httptools import HttpResponseParser
 
-PORT, PREFILL, DECODE = (int(argument) for argument in sys.argv[1:4])
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+for name in ("port", "prefill_port", "decode_port"):
+    PARSER.add_argument(name, type=int)
+PORT, PREFILL, DECODE = vars(PARSER.parse_args()).values()
 ASK = {"do_remote_decode": True, "do_remote_prefill": False}
 HEAD = b"POST %b HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 

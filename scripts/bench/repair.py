@@ -7,11 +7,11 @@ process), `stop` (SIGSTOP and SIGCONT of the process), `500s` (every answer 500,
 smallest, median, 90th percentile, largest.
 """
 
+import argparse
 import asyncio
 import json
 import signal
 import statistics
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -120,7 +120,9 @@ async def measure(kind: str, rounds: int) -> list[float]:
 
 def main() -> None:
     """Entry point."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", nargs="?", type=int, default=10, help="trials of each kind of trouble")
+    rounds: int = parser.parse_args().rounds
     print(f"{'trouble':8} {'rounds':>6} {'min':>6} {'median':>6} {'p90':>6} {'max':>6}")
     for kind in KINDS:
         taken = sorted(asyncio.run(measure(kind, rounds)))

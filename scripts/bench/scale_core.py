@@ -110,6 +110,7 @@ def saved(fleet: CoreSettings, *, over_s: float) -> SavedFleet:
     }
     return SavedFleet(
         fleet=fleet.name,
+        model=fleet.model,
         engine_set=tuple(engines),
         engines=engines,
         requests=RequestCounts(served=1),

@@ -4,6 +4,7 @@ first, `fd:N` is a listening socket that was inherited.
 Placement, admission, deadlines, metrics and the merging of outcomes are the product's; the feed stands still.
 """
 
+import argparse
 import asyncio
 import socket
 import sys
@@ -21,12 +22,16 @@ from narwhal.proxy.seams import Picture
 from narwhal.reports import Run
 from narwhal.vocabulary import Outcome, Phase, RequestResult
 
-PREFILL, DECODE = (int(argument) for argument in sys.argv[2:4])
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("port", help="or fd:N, a listening socket that was inherited")
+for name in ("prefill_port", "decode_port"):
+    PARSER.add_argument(name, type=int)
+PORT, PREFILL, DECODE = vars(PARSER.parse_args()).values()
 
 
 def listener() -> socket.socket:
     """Where clients come."""
-    where, inherited, number = sys.argv[1].rpartition("fd:")
+    where, inherited, number = PORT.rpartition("fd:")
     if inherited:
         return socket.socket(fileno=int(number))
     made = socket.create_server(("127.0.0.1", int(where or number)), backlog=1024)

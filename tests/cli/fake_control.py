@@ -228,7 +228,9 @@ class FakeControl:
     def _watch_events(self, request: fleet_pb2.WatchEventsRequest, context: Any) -> Iterator[fleet_pb2.Event]:
         self._lead(context)
         self.asked_after.append(request.after)
-        yield from (e for e in self._all(self._events, context, request.follow) if e.sequence > request.after)
+        reached = any(e.sequence >= request.after for e in self._events)
+        after = request.after if reached else 0  # else it is a number of another process
+        yield from (e for e in self._all(self._events, context, request.follow) if e.sequence > after)
 
     def _watch_placement(
         self, request: placement_pb2.WatchPlacementRequest, context: Any

@@ -104,6 +104,30 @@ def test_a_wait_goes_on_at_another_control_process(control: FakeControl, start: 
         assert not heir.drains
 
 
+@pytest.mark.rule("R4")
+def test_one_may_wait_again_for_a_drain_that_was_begun_before(
+    control: FakeControl, start: Callable[..., Running], run: Run
+) -> None:
+    """After ctrl-C, say. What was asked for then stands; that its deadline has passed does not end the waiting."""
+    control.command_error, control.told = grpc.StatusCode.FAILED_PRECONDITION, ["already drained: decode-1"]
+    refused = run("drain", "decode-1", "--wait")  # of an engine that is not drained a refusal is one
+    assert (refused.code, refused.err) == (1, "narwhalctl: already drained: decode-1\n")
+    control.status.engines[2].CopyFrom(fleets.drained(settled=False, overdue=True))
+    running = start("drain", "decode-1", "--wait", "--control", control.address)
+    again = "narwhalctl: drained already: that drain goes on as it was asked for, and is waited for"
+    assert running.next("err") == again
+    assert running.next("err") == f"narwhalctl: following {control.address}"
+    assert running.next("err") == "narwhalctl: waits for decode-1: 2 legs of proxy edge/0"
+    control.status.engines[2].CopyFrom(fleets.drained(settled=True))
+    assert running.next() == READY
+    assert running.process.wait(60) == 0
+    control.status.engines[2].CopyFrom(fleets.drained(settled=False, overdue=True))
+    late = run("drain", "decode-1", "--wait", "--deadline", "0.01")
+    words = "narwhalctl: not ready to stop within 0.01 s: decode-1 waits for 2 legs of proxy edge/0\n"
+    assert (late.code, late.err.endswith(words)) == (1, True)
+    assert run("drain", "decode-1").code == 1  # without --wait there is nothing to do
+
+
 def test_ctrl_c_ends_the_wait(control: FakeControl, start: Callable[..., Running]) -> None:
     control.progress = [WAITS]
     control.lasting.set()

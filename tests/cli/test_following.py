@@ -82,6 +82,15 @@ def test_events_since_a_sequence(run: Run) -> None:
     assert [line.split()[1] for line in run("events", "--since-seq", "2").out.splitlines()] == ["#3"]
 
 
+def test_events_since_a_sequence_that_was_not_reached_are_all_that_there_are_and_it_says_so(run: Run) -> None:
+    """Numbers begin anew with each control process: nothing that happened since is withheld."""
+    ran = run("events", "--since-seq", "99")
+    assert [line.split()[1] for line in ran.out.splitlines()] == ["#1", "#2", "#3"]
+    words = "the process that leads has numbered no event 99 yet, as after a restart: all that it keeps follow"
+    assert ran.err == f"narwhalctl: {words}\n"
+    assert run("events", "--since-seq", "3").err == ""
+
+
 def test_events_that_are_not_kept_any_more_are_counted(run: Run, control: FakeControl) -> None:
     control.tell(event(10, "ready", "ready"))
     ran = run("events")

@@ -75,6 +75,16 @@ def test_a_switchover_ends_when_the_next_one_leads(run: Run, control: FakeContro
     assert (asked.operator, asked.standby, asked.dry_run) == (True, "", False)
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_switchover_to_who_leads_already_is_done(run: Run, control: FakeControl, more: list[str]) -> None:
+    ran = run("switchover", "--to", "c1", *more)
+    words = f"c1 at {control.address} leads already, under epoch 3: nothing to do\n"
+    assert (ran.code, ran.out, ran.err) == (0, words, "")
+    facts = run("switchover", "--to", "c1", "-o", "json", *more).json
+    assert (facts["before"], facts["epoch"], facts["holder"], facts["dry_run"]) == (3, 3, "c1", bool(more))
+    assert not control.yields
+
+
 def test_a_switchover_to_one_by_name_as_json(run: Run, control: FakeControl, heir: FakeControl) -> None:
     facts = run("switchover", "--to", "c2", "-o", "json").json
     assert facts.pop("took_s") > 0

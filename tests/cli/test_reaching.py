@@ -12,6 +12,7 @@ import pytest
 from narwhal.cli import model
 from narwhal.cli.client import Control
 from narwhal.cli.failures import NotActive
+from narwhal.cli.options import Where
 from narwhal.cli.reach import ask
 from tests.cli import fleets
 from tests.cli.conftest import WAIT_S, Run
@@ -136,7 +137,7 @@ def test_a_lease_lost_between_two_calls_is_asked_for_again(control: FakeControl)
             raise NotActive("lost it", "")
         return await process.status()
 
-    assert ask([control.address], question).fleet == "demo"
+    assert ask(Where(addresses=(control.address,)), question).fleet == "demo"
     assert asked == 2
 
 

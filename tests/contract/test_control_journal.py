@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -234,6 +234,33 @@ async def test_every_output_shows_it(tmp_path: Path, output: str, more: list[str
     )
     assert answer.exit_code == 0, answer.output
     assert "eject_after" in answer.output or not more
+
+
+async def test_beside_other_settings_each_difference_is_named_and_that_reloads_are_left_out(tmp_path: Path) -> None:
+    async with driven(tmp_path) as core:
+        core.give(Reloaded(settings=replace(core.rig.settings, eject_after=5)))
+        core.passes(3)
+    fleet = tmp_path / "fleet.yaml"
+    engines = [
+        {"id": "p", "url": "http://p", "role": "prefill"},
+        {"id": "d", "url": "http://d", "role": "decode", "pinned": True},
+    ]
+    sections = {
+        "controller": {"mode": "auto"},
+        "recovery": {"ramp_s": 0, "silent_leg_s": 20, "health": {"window_s": 7}},
+    }
+    fleet.write_text(json.dumps({"name": "fleet", "model": "tiny", "engines": engines, **sections}))
+    command = ["replay", *map(str, journal_files(tmp_path)), "--fleet", str(fleet)]
+    facts = json.loads(CliRunner().invoke(cli, [*command, "-o", "json"]).output)
+    assert facts["changed"] == {
+        "d.pinned": ["false", "true"], "mode": ["advisory", "auto"], "window_s": ["30", "7"],
+    }  # fmt: skip
+    assert facts["reloads"] == 1
+    answer = CliRunner().invoke(cli, command)
+    assert "d.pinned true instead of false, window_s 7 instead of 30, mode auto instead of advisory" in answer.output
+    assert "1 reload of the fleet file is left out beside it" in answer.output
+    alone = CliRunner().invoke(cli, ["replay", *map(str, journal_files(tmp_path))])
+    assert "left out" not in alone.output
 
 
 async def test_a_step_that_is_decided_otherwise_is_named_and_the_answer_is_no(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,20 @@ async def test_another_set_of_engines_starts_fresh_says_so_and_keeps_the_old_doc
         loop = process.leader.loop
         assert loop is not None
         assert loop.view().totals.served == 0
+
+
+@pytest.mark.rule("S2", "R8")
+async def test_with_another_model_engines_come_in_by_their_gates(served: Engines) -> None:
+    medium = Medium(document=changed(await saved_document(served), drained))
+    plan = plan_of(served, ROLES)
+    served.models = {"p0": ["large"]}
+    plan = replace(plan, core=replace(plan.core, model="large"))
+    async with control(served, medium=medium, plan=plan, resume=True) as process:
+        await until(lambda: messages(process, "engine_check_failed"))
+        (words,) = messages(process, "handoff_not_resumed")
+        assert words.startswith("the handoff is of model 'tiny', not of 'large' (drains forgotten: d0); starting fresh")
+        await until(lambda: process.serving() == {"p0"})
+        assert "engine d0 is kept from joining: check model: fail" in "".join(messages(process, "engine_check_failed"))
 
 
 @pytest.mark.rule("S2")

@@ -146,7 +146,7 @@ def test_every_named_command_exists_and_takes_the_global_options() -> None:
 @click.command()
 @pass_settings
 def echo(settings: Settings) -> None:
-    click.echo(f"{','.join(settings.control)} {settings.output} {settings.colour}")
+    click.echo(f"{','.join(settings.control.addresses)} {settings.output} {settings.colour}")
 
 
 @pytest.fixture

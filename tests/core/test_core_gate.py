@@ -4,7 +4,7 @@ import pytest
 
 from narwhal.control.core.effects import RunCheck, RunTransfer
 from narwhal.control.core.engine import Move
-from narwhal.control.core.events import DrainCommand, EjectCommand, UndrainCommand, Woke
+from narwhal.control.core.events import DrainCommand, EjectCommand, Reloaded, UndrainCommand, Woke
 from narwhal.control.core.readmission import GATE
 from narwhal.control.core.records import EventKind
 from narwhal.control.core.settings import EngineSpec
@@ -110,6 +110,18 @@ def test_joining_is_tried_again_at_every_interval() -> None:
     rig.readmit("d")
     assert rig.now == 1000 + 28
     assert rig.holds("d") == set()
+
+
+@pytest.mark.rule("R3", "R8")
+@pytest.mark.parametrize(("before", "after"), [(50, 5), (5, 50)])
+def test_another_interval_holds_from_the_next_try_on(before: int, after: int) -> None:
+    rig = Rig(decode("d"), joined=False, readmit_every=before)
+    rig.checks[Check.HEALTH] = Verdict.FAIL
+    rig.let_in()
+    rig.send(Reloaded(settings=rig.with_settings(readmit_every=after)))
+    for at in (before, before + after, before + 2 * after):
+        rig.answer_check(wait_for_gate(rig))
+        assert rig.now == 1000 + at
 
 
 @pytest.mark.case("C5", "C8")

@@ -332,14 +332,14 @@ def test_an_engine_that_is_out_and_suspected_is_refused() -> None:
 @pytest.mark.rule("S2")
 def test_the_same_engines_in_another_order_match() -> None:
     state = from_document(document_of(busy())).state
-    found = compare(state, fleet="fleet", engines=["d3", "d2", "d1", "p2", "p1"])
+    found = compare(state, fleet="fleet", model="tiny", engines=["d3", "d2", "d1", "p2", "p1"])
     assert found.resume is Resume.APPLY
 
 
 @pytest.mark.rule("S2")
 @pytest.mark.case("K5")
 def test_another_fleets_handoff_is_refused() -> None:
-    found = compare(from_document(document_of(busy())).state, fleet="tuna", engines=[])
+    found = compare(from_document(document_of(busy())).state, fleet="tuna", model="tiny", engines=[])
     assert found.resume is Resume.REFUSE
     assert "'fleet'" in found.message
     assert "'tuna'" in found.message
@@ -355,7 +355,7 @@ def test_another_set_of_engines_starts_fresh_and_names_the_drains_that_are_forgo
     )  # fmt: skip
     engine = replace(state.engines["d1"], holds=(*state.engines["d1"].holds, hold), drain=drain)
     state = replace(state, engines={**state.engines, "d1": engine})
-    found = compare(state, fleet="fleet", engines=["p1", "p2", "d1", "d2", "d4"])
+    found = compare(state, fleet="fleet", model="tiny", engines=["p1", "p2", "d1", "d2", "d4"])
     assert found.resume is Resume.FRESH
     assert found.forgotten_drains == ("d1",)
     for words in ("added: d4", "removed: d3", "drains forgotten: d1"):

@@ -187,7 +187,7 @@ def test_a_role_that_joins_counts_for_as_long_as_an_engine_that_moves_has_to_sta
     control.engines["d1"] = joining(decode("d1"), now=NOW + 5.0)
     assert control.tick(passes=34) == []
     assert control.role(D).engines == 1
-    assert control.tick() == [moved("p1", D, MoveCause.FLOOR, "decode has 0 of at least 1 engines")]
+    assert control.tick() == [moved("p1", D, MoveCause.FLOOR, "decode has 0 of at least 1 engine")]
     # One that carries another hard hold beside counts at no time.
     engine = joining(decode("d2"), now=control.now)
     engine.place(Hold.DRAIN, "disk", now=control.now)
@@ -259,7 +259,7 @@ PIN = "engine p1 is pinned to prefill in the fleet file"
     [
         (FOUR, P, "engine p1 has the role prefill already"),
         ((prefill("p1", pinned=True), prefill("p2"), decode("d1")), D, PIN),
-        ((prefill("p1"), decode("d1")), D, "prefill has 1 engines, its floor is 1 (controller.min_prefill)"),
+        ((prefill("p1"), decode("d1")), D, "prefill has 1 engine, its floor is 1 (controller.min_prefill)"),
     ],
 )  # fmt: skip
 def test_an_operators_word_that_cannot_be_followed(engines: tuple[EngineSpec, ...], role: Phase, words: str) -> None:

@@ -89,6 +89,7 @@ EDGE = SavedProxy(id="edge", slot=0, boot=1, connected=True, counts_for_s=None)
 LOST = SavedProxy(id="lost", slot=1, boot=2, connected=False, counts_for_s=90.0)
 STATE = SavedFleet(
     fleet="fleet",
+    model="tiny",
     engine_set=("p", "d"),
     engines={"p": FRESH, "d": ENGINE},
     requests=RequestCounts(served=5, failed=4, rejected=3, cancelled=2, retried=1),
@@ -343,12 +344,27 @@ def test_in_a_day_nothing_remains_and_nothing_is_below_zero() -> None:
     ],
 )
 def test_a_saved_state_beside_the_fleet_file(fleet: str, engines: list[str], found: Comparison) -> None:
-    assert compare(STATE, fleet=fleet, engines=engines) == found
+    assert compare(STATE, fleet=fleet, model="tiny", engines=engines) == found
+
+
+@pytest.mark.rule("S2", "R8")
+def test_engines_that_were_found_to_serve_another_model_have_to_be_asked_anew() -> None:
+    assert compare(STATE, fleet="fleet", model="large", engines=["p", "d"]) == Comparison(
+        resume=Resume.FRESH,
+        message="the handoff is of model 'tiny', not of 'large' (drains forgotten: d)",
+        forgotten_drains=("d",),
+    )
+    undrained = replace(STATE, engines={"p": FRESH, "d": replace(ENGINE, drain=None, holds=(QUARANTINE,))})
+    assert compare(undrained, fleet="fleet", model="large", engines=["p", "d"]) == Comparison(
+        resume=Resume.FRESH, message="the handoff is of model 'tiny', not of 'large'"
+    )
+    both = compare(undrained, fleet="fleet", model="large", engines=["p", "d", "e"])
+    assert both.message == "the handoff is of model 'tiny', not of 'large' (added: e)"
 
 
 @pytest.mark.rule("S2")
 def test_where_no_drain_is_forgotten_none_is_named() -> None:
     undrained = replace(STATE, engines={"p": FRESH, "d": replace(ENGINE, drain=None, holds=(QUARANTINE,))})
-    assert compare(undrained, fleet="fleet", engines=["p", "d", "e"]) == Comparison(
+    assert compare(undrained, fleet="fleet", model="tiny", engines=["p", "d", "e"]) == Comparison(
         resume=Resume.FRESH, message="the handoff has another set of engines (added: e)"
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from narwhal.cli import outcomes
-from narwhal.cli.client import Control, Drain, drained
+from narwhal.cli import engine_model, model, outcomes
+from narwhal.cli.client import Control, Drain, drained, waits_for
 from narwhal.cli.complete import engine_names
 from narwhal.cli.failures import Lost, NotActive, Refused, Unreachable
-from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_settings
+from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, Where, pass_settings
 from narwhal.cli.reach import connect
 from narwhal.cli.render import Printer, done, notice
 
@@ -68,32 +68,61 @@ def drain(  # noqa: PLR0917 - click passes them by name
         raise AnswerIsNo(f"not ready to stop within {deadline:g} s: {late}")
 
 
-async def _drain(addresses: Sequence[str], request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
+async def _drain(where: Where, request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
     """Drains, and waits when asked to, over restarts and takeovers of control."""
     told: list[str] = []
     while True:
         try:
-            async with connect(addresses) as control:
+            async with connect(where) as control:
                 return await control.drain(request, told=told, progress=progress)
         except NotActive:
             await asyncio.sleep(LOOK_S)  # nothing was done; whoever leads by then is asked
+        except Refused:
+            if not request.wait or request.dry_run or not await _all_drained(where, request):
+                raise
+            progress("drained already: that drain goes on as it was asked for, and is waited for")
+            return await _wait_again(where, request, progress)
         except Lost as error:
             if not (request.wait and told):
                 raise
             progress(str(error))
-            return await _wait(addresses, request, told, progress)
+            return await _wait(where, request, told, progress, lambda d: d.settled or d.overdue)
+
+
+async def _all_drained(where: Where, request: Drain) -> bool:
+    """Whether each of the engines named is drained, so that there is something to wait for."""
+    async with connect(where) as control:
+        engines = _of(await control.status(proxies=False), request)
+    return len(engines) >= max(1, len(request.engines)) and all(e.drain is not None for e in engines)
+
+
+def _of(status: model.Status, request: Drain) -> list[engine_model.Engine]:
+    return [e for e in status.engines if request.everybody or e.id in request.engines]
+
+
+async def _wait_again(where: Where, request: Drain, progress: Callable[[str], None]) -> outcomes.Drained:
+    """The drain was begun before: its own deadline may have passed long ago, so the one given now ends the waiting."""
+    try:
+        async with asyncio.timeout(request.deadline_s):
+            return await _wait(where, request, [], progress, lambda d: d.settled)
+    except TimeoutError:
+        async with connect(where) as control:
+            return drained(_of(await control.status(proxies=False), request), told=[])
+
+
+Over = Callable[[engine_model.Drain], bool]
 
 
 async def _wait(
-    addresses: Sequence[str], request: Drain, told: Sequence[str], progress: Callable[[str], None]
+    where: Where, request: Drain, told: Sequence[str], progress: Callable[[str], None], over: Over
 ) -> outcomes.Drained:
-    """The drain has been stored: whoever leads goes on with it."""
+    """The drain has been stored: whoever leads goes on with it. Returns when it is `over` for every engine."""
     said = ""
     while True:
         try:
-            async with connect(addresses) as control:
+            async with connect(where) as control:
                 progress(f"following {control.address}")
-                return await _look(control, request, told)
+                return await _look(control, request, told, progress, over)
         except (Unreachable, Refused) as error:
             if str(error) != said:
                 progress(str(error))
@@ -101,12 +130,17 @@ async def _wait(
         await asyncio.sleep(LOOK_S)
 
 
-async def _look(control: Control, request: Drain, told: Sequence[str]) -> outcomes.Drained:
+async def _look(
+    control: Control, request: Drain, told: Sequence[str], progress: Callable[[str], None], over: Over
+) -> outcomes.Drained:
+    said = ""
     while True:
-        status = await control.status(proxies=False)
-        engines = [e for e in status.engines if request.everybody or e.id in request.engines]
-        drains = [e.drain for e in engines if e.drain is not None]
-        if all(d.settled or d.overdue for d in drains):
+        engines = _of(await control.status(proxies=False), request)
+        if all(e.drain is None or over(e.drain) for e in engines):
             settled = [f"engine {e.id} is ready to stop" for e in engines if e.drain is not None and e.drain.settled]
             return drained(engines, told=[*told, *(words for words in settled if words not in told)])
+        waiting = "; ".join(f"{name}: {', '.join(words)}" for name, words in waits_for(engines).items())
+        if waiting not in ("", said):
+            progress(f"waits for {waiting}")
+        said = waiting
         await asyncio.sleep(LOOK_S)

@@ -79,8 +79,14 @@ def events(settings: Settings, follow: bool, engine: str | None, since_seq: int)
     printer, journal = Printer(settings), Journal(since_seq)
 
     async def show() -> None:
+        first = True
         async with aclosing(_stream(settings, journal, engine, follow)) as stream:
             async for event in stream:
+                if first and event.sequence <= since_seq:
+                    # What happened since would else be withheld until the numbers have caught up.
+                    ahead = f"the process that leads has numbered no event {since_seq} yet, as after a restart"
+                    notice(f"{ahead}: all that it keeps follow")
+                first = False
                 new, missed = journal.take(event)
                 if missed:
                     notice(f"{some(missed, 'event')} before #{event.sequence} are not kept any more")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -13,7 +13,7 @@ from narwhal.cli.options import AnswerIsNo, Settings, UsageProblem, pass_setting
 from narwhal.cli.plain import plain, utc
 from narwhal.cli.render import Block, Cell, Line, Printer, Say, Table, Tone, age, notice, some
 from narwhal.config import FleetFileError, load_fleet
-from narwhal.control.core.events import Answer, Reported
+from narwhal.control.core.events import Answer, Reloaded, Reported
 from narwhal.control.core.journal import Head, Step
 from narwhal.control.core.records import Record
 from narwhal.control.core.settings import CoreSettings
@@ -67,7 +67,8 @@ class Replayed:
     missing: int  # steps that no file has
     cut: int  # files whose last line was cut off
     with_settings: str  # the other fleet file; empty without
-    changed: dict[str, tuple[str, str]]  # settings that differ: then, and in the other file
+    changed: dict[str, tuple[str, str]]  # settings that differ: then, at the first line, and in the other file
+    reloads: int  # of the fleet file, that the journal has; with other settings they are left out there
     assumed: int  # questions that were answered by what the engine said at another time
     unanswered: int
     events: tuple[Event, ...]
@@ -120,6 +121,7 @@ class _Pass:
     head: Head
     was: AsItWas
     end: float
+    reloads: int = 0
     reading: Reading
     answers: Answers
 
@@ -135,6 +137,7 @@ def _as_it_was(files: list[Path]) -> _Pass:
         if isinstance(line, Head):
             done.was.begin_anew(line)
             continue
+        done.reloads += isinstance(line.what, Reloaded)
         if isinstance(line.what, _ANSWERS):
             answers.answered(line.what, now=line.now)
         answers.asked(done.was.take(line), now=line.now)
@@ -195,6 +198,7 @@ def _replayed(files: list[Path], other: str | None) -> Replayed:
         cut=first.reading.cut,
         with_settings=other or "",
         changed=changed,
+        reloads=first.reloads,
         assumed=beside.assumed if beside is not None else 0,
         unanswered=beside.unanswered if beside is not None else 0,
         events=tuple(_events(head, course, beside.course if beside is not None else course)),
@@ -204,9 +208,28 @@ def _replayed(files: list[Path], other: str | None) -> Replayed:
 
 
 def _changed(was: CoreSettings, other: CoreSettings) -> dict[str, tuple[str, str]]:
-    before, after = plain(was), plain(other)
-    names = [name for name in before if name != "engines" and before[name] != after[name]]
-    return {name: (str(before[name]), str(after[name])) for name in names}
+    before, after = _flat(was), _flat(other)
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+
+
+def _flat(settings: CoreSettings) -> dict[str, str]:
+    """Every setting by its own name, as a person writes it; those of an engine below its id."""
+    flat: dict[str, str] = {}
+    for name, value in plain(settings).items():
+        if name == "engines":
+            for engine in value:
+                flat |= {f"{engine['id']}.{key}": _written(each) for key, each in engine.items() if key != "id"}
+        elif isinstance(value, dict):
+            flat |= {key: _written(each) for key, each in value.items()}
+        else:
+            flat[name] = _written(value)
+    return flat
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) or "nothing"
 
 
 def _events(head: Head, was: Course, other: Course) -> Iterator[Event]:
@@ -261,6 +284,9 @@ def _layout(replayed: Replayed, everything: bool) -> Iterator[Block]:
         return
     changes = ", ".join(f"{name} {new} instead of {old}" for name, (old, new) in replayed.changed.items())
     yield Line(f"with {replayed.with_settings}: {changes or 'the same settings'}")
+    if replayed.reloads:
+        are = f"{some(replayed.reloads, 'reload')} of the fleet file {'is' if replayed.reloads == 1 else 'are'}"
+        yield Line(Say(f"{are} left out beside it: its settings hold from beginning to end", Tone.WARN))
     if replayed.assumed or replayed.unanswered:
         yield Line(
             Say(

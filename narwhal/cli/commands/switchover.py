@@ -27,7 +27,9 @@ def switchover(settings: Settings, standby: str, dry_run: bool) -> None:
 
 
 def _layout(answer: outcomes.Switched) -> Iterator[Block]:
-    if answer.dry_run:
+    if answer.before == answer.epoch:
+        yield Line(f"{answer.holder} at {answer.address} leads already, under epoch {answer.epoch}: nothing to do")
+    elif answer.dry_run:
         yield from done([f"{answer.holder} at {answer.address} leads instead of epoch {answer.before}"], dry_run=True)
     else:
         yield Line(

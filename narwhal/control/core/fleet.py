@@ -395,6 +395,7 @@ class Fleet:
         """The state for the handoff (`handoff.to_document`)."""
         return SavedFleet(
             fleet=self._settings.name,
+            model=self._settings.model,
             engine_set=tuple(self._engines),
             engines={
                 e.id: save_engine(e, gate_due=self._readmission.saved_due(e.id), now=now)

@@ -202,6 +202,7 @@ class SavedFleet:
     """The whole state, as of the instant it was taken."""
 
     fleet: str
+    model: str  # that the engines in service were found to serve
     engine_set: tuple[str, ...]
     engines: Mapping[str, SavedEngine]
     requests: RequestCounts
@@ -338,17 +339,22 @@ def drains(saved: SavedFleet) -> tuple[str, ...]:
     return tuple(e for e in saved.engine_set if saved.engines[e].drain is not None)
 
 
-def compare(saved: SavedFleet, *, fleet: str, engines: Collection[str]) -> Comparison:
-    """Whether `saved` is of this fleet and of these engines, whatever their order."""
+def compare(saved: SavedFleet, *, fleet: str, model: str, engines: Collection[str]) -> Comparison:
+    """Whether `saved` is of this fleet, of this model and of these engines, whatever their order."""
     if saved.fleet != fleet:
         return Comparison(resume=Resume.REFUSE, message=f"the handoff is of fleet {saved.fleet!r}, not of {fleet!r}")
     added = sorted(set(engines) - set(saved.engine_set))
     removed = sorted(set(saved.engine_set) - set(engines))
-    if not added and not removed:
-        return Comparison(resume=Resume.APPLY, message="the handoff matches the fleet")
     drained = drains(saved)
     parts = [f"added: {', '.join(added)}"] if added else []
     parts += [f"removed: {', '.join(removed)}"] if removed else []
     parts += [f"drains forgotten: {', '.join(drained)}"] if drained else []
-    message = f"the handoff has another set of engines ({'; '.join(parts)})"
+    words = f" ({'; '.join(parts)})" if parts else ""
+    if saved.model != model:
+        # Nobody has asked these engines for it: each has to pass its gate.
+        message = f"the handoff is of model {saved.model!r}, not of {model!r}{words}"
+    elif added or removed:
+        message = f"the handoff has another set of engines{words}"
+    else:
+        return Comparison(resume=Resume.APPLY, message="the handoff matches the fleet")
     return Comparison(resume=Resume.FRESH, message=message, forgotten_drains=drained)

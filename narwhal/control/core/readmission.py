@@ -96,8 +96,12 @@ class Readmission:
         self.gates: dict[str, Gate] = {}
 
     def configure(self, settings: CoreSettings) -> None:
-        """The fleet file changed. Gates keep their instants."""
-        self._settings = settings
+        """The fleet file changed. Gates keep the instant of their next try; those after it follow the new interval,
+        unless theirs had been doubled (spec R3)."""
+        before, self._settings = self._settings.readmit_interval_s, settings
+        for gate in self.gates.values():
+            if gate.interval_s == before:
+                gate.interval_s = settings.readmit_interval_s
         self._rounds.configure(settings)
 
     # --- who comes to the gate, and when ------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Roles:
         have, floor = len(self._counted(role, now=now)), self._settings.roles.floor(role)
         if have >= floor or self._risky(role.other, now=now) or self._lacks(role, now) or self._immovable(role, now):
             return None
-        return self._move(role, MoveCause.FLOOR, f"{role} has {have} of at least {floor} engines", now=now)
+        return self._move(role, MoveCause.FLOOR, f"{role} has {have} of at least {_engines(floor)}", now=now)
 
     def _move(self, to: Phase, cause: MoveCause, reason: str, *, now: float) -> RoleMove:
         """Whoever came from there goes first, then who was named in the pass before, then who has the least work."""
@@ -183,7 +183,7 @@ class Roles:
 
     def _lacks(self, role: Phase, now: float) -> str:
         have, floor = len(self._counted(role.other, now=now)), self._settings.roles.floor(role.other)
-        return f"{role.other} has {have} engines, its floor is {floor}" if have <= floor else ""
+        return f"{role.other} has {_engines(have)}, its floor is {floor}" if have <= floor else ""
 
     def _immovable(self, role: Phase, now: float) -> str:
         stays = {e.id: self.stays(e, now=now) for e in self._counted(role.other, now=now)}
@@ -301,3 +301,7 @@ GUARDS: tuple[Callable[[Roles, Phase, float], str], ...] = (
     Roles._lacks,
     Roles._immovable,
 )
+
+
+def _engines(count: int) -> str:
+    return f"{count} engine{'' if count == 1 else 's'}"
