@@ -95,7 +95,13 @@ def main() -> int:
     """Exit codes: 0 nothing was found, 1 something was, 2 usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all of them, unless some are named")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target (60)")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=60,
+        help="how long each target is searched (60), not all of them together; loading our code for it, and ending "
+        "what is being tried, takes up to half a minute more for each on a busy machine",
+    )
     parser.add_argument("--corpus", type=Path, help="keep what reached new code here, and begin with what is there")
     parser.add_argument("--list", action="store_true", help="name the targets")
     parser.add_argument("--child", help=argparse.SUPPRESS)

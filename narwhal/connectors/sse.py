@@ -15,6 +15,7 @@ ROLE_KEY = b'"role"'
 GIVEN_UP = b'"abort"'  # the finish reason with which an engine that is being stopped ends an answer, [DONE] included
 EVENT_END = re.compile(rb"\n\r?\n")
 LONGEST_END = 3  # bytes of "\n\r\n"
+_SPACE = b" \t\n"  # around the marker; a CR there is another line to many readers
 
 _OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:", b"event", b"id", b"retry")
 
@@ -43,9 +44,9 @@ def classify(event: bytes, *, token_seen: bool) -> Event:
         return Event.BROKEN
     if not payload:
         return Event.OTHER
-    if token_seen and ERROR_KEY not in payload and GIVEN_UP not in payload and payload.strip() != MARKER:
+    if token_seen and ERROR_KEY not in payload and GIVEN_UP not in payload and payload.strip(_SPACE) != MARKER:
         return Event.OTHER
-    if payload.strip() == MARKER:
+    if payload.strip(_SPACE) == MARKER:
         return Event.MARKER
     try:
         value: Any = orjson.loads(payload)
@@ -101,7 +102,8 @@ def answer_given_up(body: bytes) -> bool:
 def _payload(event: bytes) -> bytes | None:
     """The data of an event's lines joined; None when a line is no field of an event."""
     data = []
-    for line in event.splitlines():
+    for ended in event.split(b"\n"):  # a CR alone ends no line: relays that take events whole do not look for one
+        line = ended.removesuffix(b"\r")
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line and not line.startswith(_OTHER_FIELDS):

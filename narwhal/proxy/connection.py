@@ -342,6 +342,8 @@ class EngineConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self._complete:  # a second answer to one request
+            if self._sink is not None:
+                self._sink = _discard  # it is nobody's, and not what comes next in the stream
             return
         status = self._parser.get_status_code()
         if status < _OK:

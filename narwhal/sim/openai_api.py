@@ -25,6 +25,7 @@ class ApiError(Exception):
 INTERNAL = ApiError(500, "Internal server error", "InternalServerError")
 
 MOST_LOGPROBS = 20  # vLLM's --max-logprobs
+MOST_CHOICES = 16_384  # of one request, as engines have it by default
 
 
 def error_event(message: str, code: int = 500) -> bytes:
@@ -142,6 +143,9 @@ def _check(ask: Ask, fields: Json, options: EngineOptions) -> None:
     longest = options.max_model_len
     if ask.n < 1:
         raise ApiError(400, f"n must be at least 1, got {ask.n}.")
+    if ask.n > MOST_CHOICES:
+        most = f"n must be at most {MOST_CHOICES}, got {ask.n}."
+        raise ApiError(400, f"{most} To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.")
     if ask.max_tokens is not None and ask.max_tokens < 1:
         raise _bad(f"max_tokens must be at least 1, got {ask.max_tokens}.", "max_tokens", ask.max_tokens)
     if ask.max_tokens is not None and ask.max_tokens > longest:

@@ -324,3 +324,13 @@ async def test_several_choices_of_a_greedy_draw_are_refused() -> None:
             "n must be 1 when using greedy sampling, got 2.",
         )
         assert (await ask(engine.url, "POST", COMPLETIONS, prompt(n=2, temperature=1))).status == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("n", [16_385, 1_000_000_000])
+async def test_more_choices_than_an_engine_makes_are_refused(path: str, n: int) -> None:
+    body = (chat if path == CHAT else prompt)(n=n, temperature=1)
+    async with sim_engine(**TIMES) as engine:
+        answer = await ask(engine.url, "POST", path, body)
+        assert answer.status == 400
+        assert answer.json["error"]["message"].startswith(f"n must be at most 16384, got {n}.")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz.engines import answered
 from tests.fuzz.messages import fuzz
 from tests.fuzz.shapes import changed, mutator
 from tests.fuzz.targets import TARGETS, seeds
@@ -55,3 +56,19 @@ def test_json_is_changed_and_is_json_still(name: str) -> None:
         for part in other.split(b"\0" if b"\0" in begun else b"\n"):
             assert not part or not part.startswith(b"{") or isinstance(json.loads(part), dict)
     assert max(len(mutator(words)(begun, 50, seed)) for seed in range(20)) <= 50
+
+
+EVENT = b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n'
+OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.rule("V8")
+@pytest.mark.parametrize("rest", [b"data: [D'ONE]\n\n", b"data: [D"])
+@pytest.mark.parametrize("size", [1, 7, 40])
+async def test_a_stream_that_goes_on_has_come_to_the_same_however_it_was_cut(rest: bytes, size: int) -> None:
+    body = EVENT * 3 + rest
+    whole = OPEN + b"%x\r\n%b\r\n" % (len(body), body)
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+    assert answered([whole], streamed=True, ends=False) == answered(pieces, streamed=True, ends=False)
+    waits, got = answered(pieces, streamed=True, ends=False)
+    assert (waits, got) == ("waits", body[: body.rindex(b"\n\n") + 2])

@@ -149,3 +149,29 @@ def test_a_segment_that_only_looks_like_a_chunk_is_no_chunk() -> None:
     rest = wire[len(head) + len(inner) :]
     cut = relayed([STREAM_HEAD, chunk(token("a")), head, inner, rest, chunk(DONE), LAST])
     assert cut == relayed([STREAM_HEAD + chunk(token("a")) + wire + chunk(DONE) + LAST])
+
+
+def test_a_second_answer_behind_a_stream_is_no_part_of_it() -> None:
+    """Also in one segment with the end of the first one, which had no event's end."""
+    first = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\ndata: {"
+    more = token("b").removeprefix(b"data: {") + DONE
+    second = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(more), more)
+    got, end, _ = relayed([first + second])
+    assert (got, end) == relayed([first, second])[:2]
+    assert isinstance(end, LegEnd)
+    assert (got, end.outcome) == (b"", Outcome.STREAM_CUT)
+
+
+def test_an_event_with_a_carriage_return_of_its_own_is_taken_the_same_way_whole_and_in_parts() -> None:
+    odd = b'data: {"choices\r": 1}\n\n'
+    wire = chunk(odd)
+    ends = chunk(DONE) + LAST
+    whole = relayed([STREAM_HEAD + chunk(token("a")), wire, ends])
+    assert whole == relayed([STREAM_HEAD + chunk(token("a")), wire[:20], wire[20:], ends])
+    assert whole[0] == token("a") + odd + DONE
+
+
+def test_a_marker_behind_a_carriage_return_is_none() -> None:
+    _, end, _ = relayed([STREAM_HEAD + chunk(token("a")) + chunk(b"data: \r[DONE]\n\n") + LAST])
+    assert isinstance(end, LegEnd)
+    assert end.outcome is Outcome.STREAM_CUT
