@@ -40,6 +40,7 @@ from narwhal.control.writer import NotLeading
 from narwhal.control.yielding import Yielding
 from narwhal.daemon import Address, StartError, give_up
 from narwhal.logs import LogFormat, setup_logging
+from narwhal.tls import TlsError
 
 log = structlog.get_logger()
 
@@ -244,3 +245,5 @@ def main(  # noqa: PLR0917 - click passes them by name
             runner.run(run())
     except StartError as error:
         give_up("narwhal-control", error)
+    except TlsError as error:  # the files were another's a moment ago: they are read for each side of a connection
+        give_up("narwhal-control", StartError(str(error), 2))
