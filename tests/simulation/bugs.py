@@ -165,6 +165,12 @@ BUGS: dict[str, Bug] = {
         says=" in a row and no hold",
         plant=items(evidence.CLASS_OF, STREAM_CUT=FailureClass.OVERLOAD, ERROR_EVENT=FailureClass.OVERLOAD),
     ),
+    "as-another-engine-not-evidence": Bug(
+        rule=Invariant.DETECTION,
+        seed=22,
+        says=" in a row and no hold",
+        plant=items(evidence.CLASS_OF, WRONG_IDENTITY=FailureClass.OVERLOAD),
+    ),
     "no-sweeps": Bug(
         rule=Invariant.DETECTION, seed=5, says=" answers nobody for ", plant=swap(Liveness, "tick", no_decisions)
     ),
