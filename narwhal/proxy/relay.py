@@ -36,6 +36,8 @@ _OK = 200
 _UNAVAILABLE = 503
 # The result of a decode leg whose handoff grew too old to be sent (spec V6): nothing was, and nobody is to blame.
 EXPIRED = LegEnd(Outcome.LOCAL, detail="the KV handoff is too old")
+# Where an engine answers as another would (spec R9): so long is enough for control's check and probe.
+AS_ANOTHER_S = 5.0
 # An answer with status 200 that is none.
 GIVEN_UP = LegEnd(Outcome.ANSWER_CUT, detail="the engine gave the answer up (finish reason abort)")
 
@@ -262,6 +264,9 @@ class Relay:
         named = RETRY_AFTER.fullmatch(wait)
         if outcome is Outcome.HTTP_429 or (result.status == _UNAVAILABLE and named):
             self._shared.vigil.detour(leg.entry.id, float(wait) if named else 0.0, now=self._shared.clock.monotonic())
+        elif outcome is Outcome.WRONG_IDENTITY:
+            # Answering at once it has the least in flight, and would be the first choice until control has looked.
+            self._shared.vigil.detour(leg.entry.id, AS_ANOTHER_S, now=self._shared.clock.monotonic())
         return self._failed(
             leg,
             LegEnd(

@@ -148,7 +148,7 @@ class Vigil:
     # --- engines to step around ---
 
     def detour(self, engine: str, named_s: float, *, now: float) -> None:
-        """The engine said that it is busy, and perhaps for how many seconds (else 0)."""
+        """The engine said that it is busy, and perhaps for how many seconds (else 0); or that it is another."""
         self._detours[engine] = now + min(max(named_s, DETOUR_LEAST_S), DETOUR_MOST_S)
 
     def avoided(self, now: float) -> frozenset[str]:

@@ -165,7 +165,13 @@ def test_a_doubt_asks_for_the_model_once_and_says_why() -> None:
     )
     assert told(doubted(rig)) == []
     passed = rig.answer_check(check, Verdict.PASS, detail="tiny is served")
-    assert told(passed) == [(EventKind.PROBE_ENDED, "engine d: model check: pass: tiny is served")]
+    assert told(passed) == [
+        (EventKind.PROBE_ENDED, "engine d: model check: pass: tiny is served"),
+        (
+            EventKind.PROBE_STARTED,
+            "engine d: inference probe begins (lists the model, and answered a leg as another engine would)",
+        ),
+    ]
     rig.now += 3.0
     assert "check model: pass: tiny is served (3.0 s ago, took 0 ms)" in rig.fleet.explain("d", now=rig.now).lines
     assert rig.answer_check(check, Verdict.FAIL) == ()  # nobody waits for it any more

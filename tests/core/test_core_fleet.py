@@ -213,7 +213,7 @@ def test_health_at_the_gate_clears_what_health_clears_and_nothing_else_at_the_ga
     rig = fleet()
     rig.report("d", Outcome.READ_TIMEOUT, count=2)
     rig.answer_check(only(rig.report("d", Outcome.WRONG_IDENTITY), RunCheck), Verdict.PASS)
-    assert rig.streaks("d") == {FailureClass.TIMEOUT: 2, FailureClass.INFERENCE_STATUS: 1}
+    assert rig.streaks("d") == {FailureClass.TIMEOUT: 2}
 
 
 @pytest.mark.rule("R4")
@@ -328,14 +328,16 @@ def test_the_history_of_an_engine_is_its_newest_fifty_records() -> None:
     rig = fleet()
     for number in range(60):
         rig.report("d", Outcome.WRONG_IDENTITY)
-        rig.report("d", Outcome.CLIENT_ERROR)  # it is three in a row that count
         rig.now += 100.0
-        rig.answer_check(only(rig.tick(Stage.HEALTH), RunCheck), Verdict.PASS, detail=f"seen {number}")
+        check = only(rig.tick(Stage.HEALTH), RunCheck)
+        rig.pass_probe(rig.answer_check(check, Verdict.PASS, detail=f"seen {number}"))
         rig.now += 100.0
         rig.tick(Stage.HEALTH)
     kept = rig.fleet._history["d"]
     assert len(kept) == 50
-    assert kept[-1] == (rig.now - 100.0, "engine d: model check: pass: seen 59")
+    told = [words.rpartition("seen ")[2] for at, words in kept if "model check: pass" in words]
+    assert told == [str(number) for number in range(60 - len(told), 60)]
+    assert kept[-1] == (rig.now - 100.0, "engine d: inference probe: pass: e read its handoff; read a handoff of p")
 
 
 @pytest.mark.parametrize("check", [Check.HEALTH, Check.MODEL])

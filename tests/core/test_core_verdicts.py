@@ -23,10 +23,7 @@ def rig_of(**settings: Any) -> Rig:
 # Spec F3: what three failures of a class bring.
 EJECTS = [Outcome.REFUSED]
 ASKS_HEALTH = [Outcome.READ_TIMEOUT, Outcome.CONNECT_TIMEOUT, Outcome.HTTP_429, Outcome.HTTP_408]
-ASKS_INFERENCE = [
-    *(Outcome.STREAM_CUT, Outcome.FIRST_TOKEN_TIMEOUT, Outcome.HTTP_5XX, Outcome.HANDOFF_UNUSABLE),
-    Outcome.WRONG_IDENTITY,
-]
+ASKS_INFERENCE = [Outcome.STREAM_CUT, Outcome.FIRST_TOKEN_TIMEOUT, Outcome.HTTP_5XX, Outcome.HANDOFF_UNUSABLE]
 
 
 @pytest.mark.rule("F3")

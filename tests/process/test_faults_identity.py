@@ -23,7 +23,7 @@ async def more(seen: Load, count: int, what: str) -> None:
     await until(lambda: seen.served >= target, what)
 
 
-@pytest.mark.rule("F3", "F6", "R1", "R9", "V4")
+@pytest.mark.rule("F6", "R1", "R9", "V4")
 @pytest.mark.case("G4")
 @pytest.mark.parametrize(("engine", "status"), [("d1", 404), ("p1", 403)])
 async def test_case_G4_with_attempts_left_nobody_is_told_and_the_gate_stays_shut(
@@ -45,7 +45,8 @@ async def test_case_G4_with_attempts_left_nobody_is_told_and_the_gate_stays_shut
         await until(tried, "its gate is tried again and again")
         assert {e["check"] for e in told(serve, "engine_check_failed", engine)} == {"generation"}
         lines = await explained(serve.at["grpc"], engine)
-        assert any("inference_status" in line and f"answered {status}" in line for line in lines), lines
+        said = "ejected for ", "as another engine would, then ", f"answered {status}"
+        assert any(all(words in line for words in said) for line in lines), "\n".join(lines)
         assert not told(serve, "engine_readmitted", engine)
         await behave(stage, engine)
         await serving(stage, serve.at["grpc"], engine)
@@ -54,7 +55,7 @@ async def test_case_G4_with_attempts_left_nobody_is_told_and_the_gate_stays_shut
     assert {e["engine"] for e in told(serve, "engine_ejected")} == {engine}
 
 
-@pytest.mark.rule("F3", "R9", "V2")
+@pytest.mark.rule("R9", "V2")
 @pytest.mark.case("G4")
 async def test_case_G4_at_defaults_a_handful_fail_before_it_is_out(stage: Stage) -> None:
     stage.write_fleet("p1", "d1", "d2")
@@ -71,9 +72,10 @@ async def test_case_G4_at_defaults_a_handful_fail_before_it_is_out(stage: Stage)
     assert set(seen.statuses) == {200, 502}
     assert seen.statuses[answered + CLIENTS :].count(502) == 0
     failed = [e for e in serve.events("leg_failed") if e["outcome"] == "wrong_identity"]
-    (held,) = told(serve, "hold_placed", "d1")
-    assert at(held) - at(failed[2]) < 0.5 + metronome.total_s
-    assert seen.statuses.count(502) <= 8 + 200 * metronome.total_s
+    (out,) = told(serve, "engine_ejected", "d1")
+    assert at(out) - at(failed[0]) < 0.5 + metronome.total_s
+    # One for each leg that was on its way there when the proxy heard of the first; from then on it goes elsewhere.
+    assert 1 <= seen.statuses.count(502) <= CLIENTS
 
 
 @pytest.mark.rule("H3", "R9")

@@ -492,6 +492,31 @@ async def test_an_engine_that_says_it_is_busy_is_stepped_around_for_the_time_it_
         assert metronome.ran_s < named_s + 1.0
 
 
+@pytest.mark.rule("R9", "V12")
+@pytest.mark.parametrize("status", ["401 Who", "403 No", "404 None"])
+@on_uvloop
+async def test_an_engine_that_answers_as_another_is_stepped_around_until_control_has_looked(status: str) -> None:
+    async def another(asked: Asked) -> None:
+        asked.send(answer(b"{}", status))
+
+    async def right(asked: Asked) -> None:
+        asked.send(WHOLE)
+
+    async with (
+        scripted(prefills) as p,
+        scripted(another) as first,
+        scripted(right) as second,
+        data_path(placed({"p": p.url}, {"another": first.url, "right": second.url})) as path,
+    ):
+        while not first.asked:
+            await path.post()
+        heard_at = time.monotonic()
+        assert [(await path.post()).status for _ in range(5)] == [200] * 5
+        assert len(first.asked) == 1
+        assert path.data.vigil.avoided(heard_at + 4.5) == {"another"}
+        assert path.data.vigil.avoided(time.monotonic() + 5.1) == frozenset()
+
+
 @pytest.mark.rule("V12")
 @on_uvloop
 async def test_where_no_other_can_serve_a_busy_engine_is_asked_all_the_same() -> None:

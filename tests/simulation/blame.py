@@ -29,6 +29,9 @@ LINGER_S = 90.0
 # peers, one after the other, each for as long as a first transfer may take.
 HELD_S = 90.0
 
+# A check of an engine's model and a probe of it, among peers that answer, take this long at the most.
+AS_ANOTHER_S = 5.0
+
 F = FailureClass
 FAILS: dict[Outcome, FailureClass] = {
     Outcome.REFUSED: F.CONNECTION,
@@ -45,21 +48,19 @@ FAILS: dict[Outcome, FailureClass] = {
     Outcome.ERROR_EVENT: F.STREAM,
     Outcome.HTTP_429: F.OVERLOAD,
     Outcome.HTTP_5XX: F.INFERENCE_STATUS,
-    Outcome.WRONG_IDENTITY: F.INFERENCE_STATUS,
     Outcome.HANDOFF_UNUSABLE: F.KV_HANDOFF,
 }
 CLEARS: dict[Outcome, set[FailureClass]] = {
     Outcome.HANDOFF: {F.CONNECTION, F.INFERENCE_STATUS, F.KV_HANDOFF},
     Outcome.STREAM_COMPLETE: {F.CONNECTION, F.INFERENCE_STATUS, F.STREAM},
     Outcome.ANSWER_COMPLETE: {F.CONNECTION, F.INFERENCE_STATUS},
+    Outcome.WRONG_IDENTITY: {F.CONNECTION, F.INFERENCE_STATUS},
 }
 EJECTS = {F.CONNECTION}
 BY_HEALTH = {F.CONNECTION, F.TIMEOUT, F.OVERLOAD}
 VERIFIED = {F.STREAM, F.INFERENCE_STATUS, F.KV_HANDOFF}
 OUT = {Hold.EJECTED, Hold.VERIFICATION, Hold.JOINING}
-# Failures that no producer has part in: of a stream that had read its handoff, and of a leg that never came to.
-READ = {Outcome.STALLED, Outcome.STREAM_SILENT, Outcome.WRONG_IDENTITY}
-OWN = {Outcome.WRONG_IDENTITY}  # set aside of a proxy that is taken for the fault itself, beside two classes
+READ = {Outcome.STALLED, Outcome.STREAM_SILENT}  # failures of a stream that had read its handoff
 
 
 class Recount:
@@ -71,6 +72,8 @@ class Recount:
         # The producers that the failures of each streak could not read from; empty for one that had read, or was to.
         self.producers: dict[tuple[str, FailureClass], set[str]] = {}
         self.success_at: dict[str, float] = {}  # when a proxy told of a success
+        # When answers as of another engine were told of, by proxies that are believed: the first, the newest.
+        self.as_another: dict[str, tuple[float, float]] = {}
         self.open: set[tuple[str, int]] = set()  # probes under way: on whose account, and number
         self._before: dict[ProxyKey, int] = {}
         self._doubted = False  # the proxy that speaks is taken for the fault itself (spec F12)
@@ -125,10 +128,13 @@ class Recount:
                 continue
             if run.outcome in CLEARS:
                 self.success_at[run.engine] = self.term.control.world.now
-            for failure in CLEARS.get(run.outcome, {F.CONNECTION} if run.outcome in OWN else ()):
+            if run.outcome is Outcome.WRONG_IDENTITY and not self._suspect(event.batch.proxy):
+                now = self.term.control.world.now
+                self.as_another[run.engine] = (self.as_another.get(run.engine, (now, now))[0], now)
+            for failure in CLEARS.get(run.outcome, ()):
                 self._end(run.engine, failure)
             failed = FAILS.get(run.outcome)
-            if failed is not None and not (doubted and (failed in (F.CONNECTION, F.TIMEOUT) or run.outcome in OWN)):
+            if failed is not None and not (doubted and failed in (F.CONNECTION, F.TIMEOUT)):
                 self._count(run, failed)
         reached = {(r.engine, FAILS[r.outcome]) for r in failures}
         reached = {(engine, failed) for engine, failed in reached if self.streaks[engine][failed] >= limit}
@@ -244,6 +250,7 @@ class Blame:
                     Invariant.BLAME, f"{name} is on a verification hold for {now - since:.0f} s, and nothing is wrong"
                 )
         self._silent(term, now)
+        self._as_another(term, now)
 
     def _silent(self, term: "Term", now: float) -> None:
         """An engine that answers nobody is out of placement in time, without any traffic (spec L2)."""
@@ -265,4 +272,23 @@ class Blame:
             if entry.phases:
                 raise Violation(
                     Invariant.DETECTION, f"{name} answers nobody for {now - since:.0f} s and is in placement"
+                )
+
+    def _as_another(self, term: "Term", now: float) -> None:
+        """An engine that answers every leg as another would is out once control was told and has asked it (R9), at the
+        latest when the same has not been looked into for an interval of the gate."""
+        told, placement = self.watch.recounts[term].as_another, term.control.publisher.placement
+        bound_s = term.control.plan.core.readmit_interval_s + AS_ANOTHER_S
+        unsure = self.watch.control_in_trouble(0.0) or term.control.answers_in_trouble
+        for name, engine in self.watch.engines.items():
+            # A probe may have to wait for a peer that is in trouble itself.
+            peers = [e for e in self.watch.engines.values() if e is not engine]
+            others = any(e.troubles.keys() - {Trouble.NOT_FOUND} for e in peers)
+            if Trouble.NOT_FOUND not in engine.troubles or unsure or others:
+                told.pop(name, None)
+            first, newest = told.get(name, (now, now))
+            since = max(first, self._unanswered.get(name, 0.0))
+            if placement is not None and placement.engines[name].phases and newest > since + bound_s:
+                raise Violation(
+                    Invariant.DETECTION, f"{name} answers as another for {now - since:.0f} s and is in placement"
                 )

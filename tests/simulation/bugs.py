@@ -13,6 +13,7 @@ from narwhal.control.core.drain import Drains
 from narwhal.control.core.drift import Drift
 from narwhal.control.core.liveness import Liveness
 from narwhal.control.core.probing import InferenceProbe
+from narwhal.control.core.suspicion import Suspicions
 from narwhal.proxy.held import Held
 from narwhal.reports import RequestCounts
 from narwhal.vocabulary import HARD_HOLDS, FailureClass, Hold
@@ -55,6 +56,7 @@ from tests.simulation.plants import (
     settle_for_ever,
     swap,
     unfenced,
+    unless_as_another,
     unread,
     unread_unsaid,
     unsaid_ejections,
@@ -165,11 +167,11 @@ BUGS: dict[str, Bug] = {
         says=" in a row and no hold",
         plant=items(evidence.CLASS_OF, STREAM_CUT=FailureClass.OVERLOAD, ERROR_EVENT=FailureClass.OVERLOAD),
     ),
-    "as-another-engine-not-evidence": Bug(
+    "as-another-engine-not-looked-into": Bug(
         rule=Invariant.DETECTION,
-        seed=22,
-        says=" in a row and no hold",
-        plant=items(evidence.CLASS_OF, WRONG_IDENTITY=FailureClass.OVERLOAD),
+        seed=26,
+        says=" answers as another for ",
+        plant=swap(Suspicions, "look_into", unless_as_another),
     ),
     "no-sweeps": Bug(
         rule=Invariant.DETECTION, seed=5, says=" answers nobody for ", plant=swap(Liveness, "tick", no_decisions)

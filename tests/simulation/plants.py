@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from narwhal.control.core import coverage, persistence, roles, roster
+from narwhal.control.core.answers import AS_ANOTHER
 from narwhal.control.core.drain import Drains
 from narwhal.control.core.engine import Engine
 from narwhal.control.core.fleet import Fleet
@@ -58,6 +59,14 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def no_decisions(*_: Any, **__: Any) -> list[Any]:
     return []
+
+
+_look_into = Suspicions.look_into
+
+
+def unless_as_another(self: Suspicions, engine: Any, why: str, *, now: float) -> list[Any]:
+    """No probe of an engine that refused the model to a leg."""
+    return [] if why == AS_ANOTHER else _look_into(self, engine, why, now=now)
 
 
 def waits_for_nothing(*_: Any, **__: Any) -> Iterator[str]:

@@ -25,6 +25,8 @@ from narwhal.control.core.readmission import Readmission
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.vocabulary import Check, Verdict
 
+AS_ANOTHER = "lists the model, and answered a leg as another engine would"
+
 
 class Answers:
     """Takes the answers to checks, probes, transfers and questions for identities."""
@@ -83,7 +85,11 @@ class Answers:
 
     def _checked(self, engine: Engine, event: CheckAnswered, now: float) -> list[Decision]:
         if self._models.expects(event):
-            return self._models.answered(engine, event, now=now)
+            decisions = self._models.answered(engine, event, now=now)
+            if event.result.verdict is Verdict.PASS and engine.answerable:
+                # It lists the model, and refused it to a leg: whether it does so to everybody, a prompt tells (R9).
+                decisions += self._suspicions.look_into(engine, AS_ANOTHER, now=now)
+            return decisions
         if not self._readmission.expects(event):
             return []
         decisions = self._readmission.answered(engine, event, now=now)

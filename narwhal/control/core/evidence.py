@@ -29,16 +29,13 @@ CLASS_OF = {
     Outcome.HTTP_408: FailureClass.OVERLOAD,
     Outcome.HTTP_429: FailureClass.OVERLOAD,
     Outcome.HTTP_5XX: FailureClass.INFERENCE_STATUS,
-    # It fails every request that it is sent, while it lists the right model or it would be out (spec R9).
-    Outcome.WRONG_IDENTITY: FailureClass.INFERENCE_STATUS,
     Outcome.HANDOFF_UNUSABLE: FailureClass.KV_HANDOFF,
 }
 
-# Spec F4: what a success clears. 401, 403 and 404 are 4xx that judge no request: they clear what any answer does, and
-# are a failure as well (spec R9).
+# Spec F4: what a success clears. 401, 403 and 404 are 4xx like any other here; spec R9 treats them beside it.
 CLEARS = {
     Outcome.CLIENT_ERROR: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
-    Outcome.WRONG_IDENTITY: frozenset({FailureClass.CONNECTION}),
+    Outcome.WRONG_IDENTITY: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
     Outcome.HANDOFF: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS, FailureClass.KV_HANDOFF}),
     Outcome.STREAM_COMPLETE: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS, FailureClass.STREAM}),
     Outcome.ANSWER_COMPLETE: frozenset({FailureClass.CONNECTION, FailureClass.INFERENCE_STATUS}),
@@ -53,8 +50,6 @@ REMEMBERS = frozenset({FailureClass.TIMEOUT, FailureClass.STREAM, FailureClass.I
 
 # Of these, what happens after the first token: the handoff had been read.
 HAD_READ = frozenset({Outcome.STALLED, Outcome.STREAM_SILENT})
-# And what is said before anything is read.
-BEFORE_READING = frozenset({Outcome.WRONG_IDENTITY})
 
 # Spec F5: neither for nor against an engine.
 NEUTRAL = frozenset({Outcome.CANCELLED, Outcome.LOCAL, Outcome.DEADLINE})

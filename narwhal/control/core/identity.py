@@ -1,7 +1,7 @@
 """Is it the engine we think it is? The `model` check of one that answers 401, 403 or 404 (spec R9). Pure.
 
 Decides: when the check is asked for, and that its failure ejects. It cannot see: what the engine's other legs say, nor
-what becomes of one that lists the right model and answers so all the same: that is a failure like others (`evidence`).
+what it answers to a prompt: when it lists the right model, a probe finds that out (`suspicion`).
 """
 
 from collections.abc import Mapping

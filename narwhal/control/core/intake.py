@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from narwhal.control.core.decisions import Decision
 from narwhal.control.core.drift import Drift
 from narwhal.control.core.engine import Engine, Standing
-from narwhal.control.core.evidence import BEFORE_READING, CLASS_OF, CLEARS, HAD_READ, REMEMBERS, Seen
+from narwhal.control.core.evidence import CLASS_OF, CLEARS, HAD_READ, REMEMBERS, Seen
 from narwhal.control.core.identity import ModelChecks
 from narwhal.control.core.liveness import Liveness
+from narwhal.control.core.records import Record
 from narwhal.control.core.roles import Roles
 from narwhal.control.core.settings import CoreSettings
 from narwhal.control.core.signals import Signals
 from narwhal.control.core.suspicion import Suspicions
 from narwhal.control.core.tallies import Tallies
-from narwhal.control.core.witnesses import AT_FAULT, OWN_CREDENTIAL, Witnesses
+from narwhal.control.core.witnesses import AT_FAULT, Witnesses
 from narwhal.reports import Batch, ProxyKey, Run
 from narwhal.vocabulary import FailureClass, Hold, Outcome, Phase
 
@@ -76,16 +77,25 @@ class Intake:
             decisions += self._witnesses.own_cause(proxy, now=now)
         if run.incarnation != engine.incarnation or not engine.answerable:
             return decisions
-        if run.outcome is Outcome.WRONG_IDENTITY:
-            decisions += self._models.doubted(engine, now=now)
         if run.outcome in CLEARS:
-            engine.evidence.clear(CLEARS[run.outcome], held=Hold.VERIFICATION in engine.holds)
-        if run.outcome in CLASS_OF:
+            decisions += self._success(proxy, run, engine, now=now)
+        elif run.outcome in CLASS_OF:
             decisions += self._failure(proxy, run, engine, CLASS_OF[run.outcome], now=now)
-        elif run.outcome in CLEARS:
-            self._liveness.heard(engine.id)
-            decisions += self._witnesses.success(proxy, engine.id, now=now)
         return decisions
+
+    def _success(self, proxy: ProxyKey, run: Run, engine: Engine, *, now: float) -> list[Decision]:
+        engine.evidence.clear(CLEARS[run.outcome], held=Hold.VERIFICATION in engine.holds)
+        self._liveness.heard(engine.id)
+        if run.outcome is not Outcome.WRONG_IDENTITY:
+            return [*self._witnesses.success(proxy, engine.id, now=now)]
+        # A proxy that every engine answers so has the wrong credential itself.
+        at_fault, told = self._at_fault(proxy, engine, now=now)
+        return [*told, *([] if at_fault else self._models.doubted(engine, now=now))]
+
+    def _at_fault(self, proxy: ProxyKey, engine: Engine, *, now: float) -> tuple[bool, list[Record]]:
+        # Nobody has legs on those that are drained: counted too, a proxy could fail on all others and not be the fault.
+        in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.shut]
+        return self._witnesses.at_fault(proxy, engine.id, in_service=in_service, now=now)
 
     def _failure(
         self, proxy: ProxyKey, run: Run, engine: Engine, failure: FailureClass, *, now: float
@@ -93,11 +103,8 @@ class Intake:
         decisions: list[Decision] = []
         if run.outcome is Outcome.STALLED and self._contradicted(proxy, run, now=now):
             return decisions
-        if failure in AT_FAULT or run.outcome in OWN_CREDENTIAL:
-            # Nobody has legs on those that are drained: counted too, a proxy could fail on all others and not be the
-            # fault.
-            in_service = [e.id for e in self._engines.values() if e.standing is Standing.IN_SERVICE and not e.shut]
-            at_fault, told = self._witnesses.at_fault(proxy, engine.id, in_service=in_service, now=now)
+        if failure in AT_FAULT:
+            at_fault, told = self._at_fault(proxy, engine, now=now)
             decisions += told
             if at_fault:
                 return decisions
@@ -121,7 +128,7 @@ class Intake:
 
     def _read(self, run: Run, engine: Engine, *, now: float) -> list[Decision]:
         """Remember the producer of a failed decode leg, if it still is the process that produced (spec F7)."""
-        producer = self._producer(run, engine) if run.outcome not in BEFORE_READING else None
+        producer = self._producer(run, engine)
         if producer is not None:
             engine.evidence.blame(producer.id, producer.incarnation)
             if run.outcome not in HAD_READ:

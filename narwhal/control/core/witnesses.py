@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 from narwhal.control.core.records import EventKind, Record
 from narwhal.reports import ProxyKey
-from narwhal.vocabulary import FailureClass, Outcome
+from narwhal.vocabulary import FailureClass
 
 REPORT_LAG_S = 1.0  # a success may be this old when its report comes (spec S6)
 CONTRADICTED_FOR_S = 2.0  # a success of another proxy speaks against a failure this long: two report intervals
 OWN_FAULT_SHOWN_S = 60.0  # after the newest failure that a proxy called its own
 AT_FAULT = frozenset({FailureClass.CONNECTION, FailureClass.TIMEOUT})  # classes set aside (spec F12)
-OWN_CREDENTIAL = frozenset({Outcome.WRONG_IDENTITY})  # and outcomes: each proxy has its own, maybe an old one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +27,7 @@ class _Success:
 class _Voice:
     """What one proxy says."""
 
-    failing: set[str] = field(default_factory=set)  # engines on which its newest word is a failure of these
+    failing: set[str] = field(default_factory=set)  # engines on which its newest word is such a failure
     suspect: str = ""  # why it is the fault itself
     own_until: float | None = None  # until when failures of its own causes are shown
 
@@ -68,7 +67,8 @@ class Witnesses:
     def at_fault(
         self, proxy: ProxyKey, engine: str, *, in_service: Collection[str], now: float
     ) -> tuple[bool, list[Record]]:
-        """A leg of `proxy` on `engine` failed in such a way: whether the proxy is the fault, and what to tell.
+        """A leg of `proxy` on `engine` failed in a class of AT_FAULT, or was answered as by another engine (spec R9):
+        whether the proxy is the fault, and what to tell.
 
         It is when its newest word about more than half of the engines in service, and at least two, is such a failure,
         while other proxies had successes on every one of them a moment ago.
