@@ -277,7 +277,10 @@ class Blame:
     def _as_another(self, term: "Term", now: float) -> None:
         """An engine that answers every leg as another would is out once control was told and has asked it (R9), at the
         latest when the same has not been looked into for an interval of the gate."""
-        told, placement = self.watch.recounts[term].as_another, term.control.publisher.placement
+        recount, placement = self.watch.recounts.get(term), term.control.publisher.placement
+        if recount is None:
+            return  # of a term that is over
+        told = recount.as_another
         bound_s = term.control.plan.core.readmit_interval_s + AS_ANOTHER_S
         unsure = self.watch.control_in_trouble(0.0) or term.control.answers_in_trouble
         for name, engine in self.watch.engines.items():
