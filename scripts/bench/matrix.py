@@ -27,7 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bounded": {"max_attempts": 3, "queue_capacity": 256, "queue_timeout_s": 30},
 }
 INTERVAL_S = 1.0
-FIRST_TOKEN_S, STALL_S, SILENT_LEG_S = 5.0, 3.0, 30.0
 AT_ONCE_S = 1.0  # refused connections, cut streams, error answers
 DEFAULT_FAILURES = 8  # about; with the settings of the product
 NEVER_S = 0.0  # the engine is not to be taken out
