@@ -231,21 +231,14 @@ class Drift:
         record.drifting, record.good = record.drifting + 1, 0
         decisions: list[Decision] = []
         if record.drifting >= self._settings.probation_windows and not one.held:
-            record.returns = record.returns + 1 if record.unproven else 0
             record.unproven = 0
             why = f"{one.words()}, {record.drifting} windows in a row"
-            if record.returns:
-                why += f", soon after a probation: it takes {self._wanted(record)} good ones now"
             engine.place(Hold.DRIFT, why, now=now)
             decisions.append(telling.hold_placed(engine, Hold.DRIFT))
         if record.drifting % self._settings.evict_windows == 0:
             why = f"{one.words()}, {record.drifting} windows in a row"
             decisions += self._suspicions.look_into(engine, why, now=now)
         return decisions
-
-    def _wanted(self, record: Pace) -> int:
-        """Good windows in a row that end the engine's probation."""
-        return self._settings.recovery_windows << record.doublings()
 
     def _good(self, one: Scored) -> list[Decision]:
         record, engine = self._of(one.engine.id), one.engine
@@ -255,7 +248,7 @@ class Drift:
             if record.unproven:
                 record.unproven -= 1
             return []
-        if record.good < self._wanted(record):
+        if record.good < self._settings.recovery_windows:
             return []
         record.unproven = self._settings.recovery_windows
         engine.lift(Hold.DRIFT)

@@ -16,7 +16,6 @@ BASELINE_WINDOWS = 10  # good windows that the baseline is the median of
 # Nobody is judged by less: one odd window, such as tokens that lay in a buffer and came at once, would otherwise be
 # what is normal for as long as the engine lives, and the engine on probation for as long.
 LEARNT_WINDOWS = 3
-MOST_DOUBLINGS = 3  # of the good windows that end a probation
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,7 +28,6 @@ class Pace:
     drifting: int = 0  # windows in a row
     good: int = 0  # windows in a row
     unproven: int = 0  # good windows that its work is to show yet since its probation ended
-    returns: int = 0  # probations in a row that were followed by another before the engine had proved itself
     sampled: bool = False  # a probe was asked for in the open window
     last: "Scored | None" = None  # the newest scored window
 
@@ -38,10 +36,6 @@ class Pace:
         self.baseline.clear()
         self.baseline.extend(values)
         self.drifting = 0
-
-    def doublings(self) -> int:
-        """How often the number of good windows that end its probation has doubled."""
-        return min(self.returns, MOST_DOUBLINGS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
