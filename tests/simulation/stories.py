@@ -76,7 +76,7 @@ STORIES = {
         seed=3654,
         rule=Invariant.RECOVERY,
         told="An engine that went back on probation soon after one had to show twice as many good windows each time. "
-        "The load that it did not carry made its peer drift, which took its turn, and with three decode engines somebody "
-        "was always out, eleven minutes after the last fault (spec H5). A probation is as long as it was.",
+        "The load that it did not carry made its peer drift, which took its turn, and with three decode engines "
+        "somebody was always out, eleven minutes after the last fault (spec H5). A probation is as long as it was.",
     ),
 }
