@@ -13,7 +13,6 @@ ahead.
 """
 
 import asyncio
-import re
 from collections import deque
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 
 from narwhal.proxy.client import Client, Service, Stream
 from narwhal.proxy.errors import Refusal
+from narwhal.proxy.framing import faulty_head
 
 MAX_HEAD_BYTES = 32_768  # a request's target, names and values of headers, trailers too
 MAX_AHEAD_BYTES = 65_536  # of requests whose turn has not come; beyond it the socket is not read
@@ -35,7 +35,6 @@ KEPT = {
     name: name
     for name in (b"content-length", b"expect", b"host", b"traceparent", b"transfer-encoding", b"x-request-id")
 }
-HOST = re.compile(rb"(\[[0-9A-Fa-f:.v]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")  # RFC 3986, 3.2.2; with a port
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 log = structlog.get_logger(__name__)
@@ -260,32 +259,20 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         if parser is None:
             return
-        faulty = self._faulty(http11=parser.get_http_version() == "1.1")
+        http11 = parser.get_http_version() == "1.1"
+        faulty = faulty_head(self._fields, hosts=self._hosts, codings=self._codings, http11=http11)
         if faulty is None and parser.should_upgrade():
             self._upgrading = True
             return
         self._in_head = False
         client = self._reading = self._service.make(self, parser.get_method(), self._target)
-        client.take(self._fields, http11=parser.get_http_version() == "1.1", keep_alive=parser.should_keep_alive())
+        client.take(self._fields, http11=http11, keep_alive=parser.should_keep_alive())
         if client.length > self._service.bounds().max_request_bytes:
             self._refusal = Refusal.TOO_LARGE
         if faulty is not None:
             self._refusal = faulty
         if self._refusal is not None:
             raise _Refused
-
-    def _faulty(self, *, http11: bool) -> Refusal | None:
-        """What the parser lets pass, and a server must not: a request for no host, or for two (RFC 9112, 3.2), and a
-        body in a coding that nobody undoes, or where its length is not told for sure (6.1)."""
-        fields = self._fields
-        if self._hosts > 1 or (http11 and not self._hosts) or not HOST.fullmatch(fields.get(b"host", b"")):
-            return Refusal.NO_HTTP
-        if not self._codings:
-            return None
-        if not http11:
-            return Refusal.NO_HTTP
-        plain = self._codings == 1 and fields[b"transfer-encoding"].strip().lower() == b"chunked"
-        return None if plain else Refusal.NO_CODING
 
     def on_body(self, data: bytes) -> None:
         client = self._reading
