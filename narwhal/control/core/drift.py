@@ -12,8 +12,8 @@ and judges an engine that came to it on probation by its peers' until it has one
 | is good | recovery_windows in a row end probation; without probation it is part of the baseline |
 
 An engine on probation has little to do or nothing, so what it takes then is compared with what it took under load. Slow
-in spite of that is slow; but quick may be no more than idle. Its work has to show it: an engine that drifts once more
-before it has had recovery_windows good ones in service is on probation for twice as many as before.
+in spite of that is slow; but quick may be no more than idle: its work shows it once it is back. To keep it out for
+longer then would be worse, since the load that it does not carry makes its peers drift in turn.
 """
 
 from collections.abc import Mapping
@@ -231,7 +231,6 @@ class Drift:
         record.drifting, record.good = record.drifting + 1, 0
         decisions: list[Decision] = []
         if record.drifting >= self._settings.probation_windows and not one.held:
-            record.unproven = 0
             why = f"{one.words()}, {record.drifting} windows in a row"
             engine.place(Hold.DRIFT, why, now=now)
             decisions.append(telling.hold_placed(engine, Hold.DRIFT))
