@@ -392,12 +392,15 @@ async def before(
         yield path, p, d
 
 
+WHOLE = answer(b'{"id": "x", "choices": [{"text": "b"}]}')
+
+
 async def answers(asked: Asked) -> None:
     """A decode engine in good health."""
     if b'"stream":true' in asked.body.replace(b" ", b""):
         asked.send(STREAM_HEAD, chunk(token()), chunk(DONE), LAST)
     else:
-        asked.send(answer(b'{"id": "x", "choices": [{"text": "b"}]}'))
+        asked.send(WHOLE)
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
